@@ -1,0 +1,1 @@
+//! Back ends: what the decoder is computed with.

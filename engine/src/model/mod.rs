@@ -1,0 +1,58 @@
+//! The decoder: one configurable model over the [`crate::backend::Backend`] trait, its configuration and its weights.
+
+mod config;
+
+use crate::{
+    batch::Runner,
+    error::Result,
+    hub::Files,
+    ids::TokenId,
+    text::{ChatTemplate, Tokenizer},
+};
+
+pub use config::{ModelConfig, Module};
+
+/// How to load a model.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Which back end computes.
+    pub backend: BackendChoice,
+    /// Bytes for the KV cache.
+    pub kv_bytes: usize,
+    /// A shorter context than the model's own.
+    pub context: Option<usize>,
+}
+
+/// The back ends there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendChoice {
+    /// candle-core in f32: as plain as possible, what the others are tested against.
+    #[default]
+    Reference,
+}
+
+/// A model, ready to run.
+pub struct LoadedModel {
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Its chat template, if it has one.
+    pub chat_template: Option<ChatTemplate>,
+    /// The tokens that end a text: all of `generation_config.json` and `config.json`.
+    pub eos: Vec<TokenId>,
+    /// The weights on a back end, with the KV cache.
+    pub runner: Box<dyn Runner>,
+    /// In words: `reference (CPU, f32)`.
+    pub device: String,
+}
+
+/// Reads a model's files and lays it out on a back end.
+///
+/// # Errors
+/// [`crate::Error::Model`] names the file, what was expected and what was found: unknown architectures and tensors
+/// that nothing reads are errors.
+pub fn load(files: &Files, options: &LoadOptions) -> Result<LoadedModel> {
+    let _ = (files, options);
+    todo!()
+}

@@ -1,0 +1,15 @@
+//! The contract in Rust, made from `wit/`. Records are wasmtime's; resources are the structs of [`super::resources`].
+
+wasmtime::component::bindgen!({
+    path: "../wit",
+    world: "plugin",
+    with: {
+        "heddle:plugin/http.request-head": super::resources::RequestHead,
+        "heddle:plugin/http.credential": super::resources::Credential,
+        "heddle:plugin/generation.request": super::resources::GenerationCall,
+        "heddle:plugin/generation.served": super::resources::Served,
+        "heddle:plugin/auth.target": super::resources::Target,
+        "heddle:plugin/auth.grant": super::resources::Grant,
+    },
+    imports: { default: trappable },
+});
