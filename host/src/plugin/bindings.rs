@@ -8,8 +8,8 @@ wasmtime::component::bindgen!({
         "heddle:plugin/http.credential": super::resources::Credential,
         "heddle:plugin/generation.request": super::resources::GenerationCall,
         "heddle:plugin/generation.served": super::resources::Served,
-        "heddle:plugin/auth.target": super::resources::Target,
-        "heddle:plugin/auth.grant": super::resources::Grant,
+        "heddle:plugin/access.target": super::resources::Target,
+        "heddle:plugin/access.grant": super::resources::Grant,
     },
     imports: { default: trappable },
 });
