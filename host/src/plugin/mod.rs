@@ -24,6 +24,18 @@ impl Plugin {
     pub fn digest(&self) -> &str {
         todo!()
     }
+    /// The name that the component gives itself: `auth-token`.
+    pub fn name(&self) -> &str {
+        todo!()
+    }
+    /// The version that the component gives itself.
+    pub fn version(&self) -> &str {
+        todo!()
+    }
+    /// The routes that it serves: `POST /v1/chat/completions`.
+    pub fn routes(&self) -> impl Iterator<Item = String> + '_ {
+        std::iter::empty()
+    }
 }
 
 /// What a request runs through: an immutable snapshot of all slots. Pinned by each request to its last byte.
