@@ -29,7 +29,7 @@ mod tests;
 
 use crate::{ids::TokenId, request::SamplingParams};
 use adjust::Adjustments;
-use filter::{Candidate, Limits};
+use filter::{Candidate, Candidates, Limits};
 use softmax::{Row, Scale};
 
 pub use history::History;
@@ -46,7 +46,7 @@ pub struct Sampler {
     maxima: Vec<f32>,
     scratch: Vec<f32>,
     sums: Vec<f64>,
-    kept: Vec<Candidate>,
+    candidates: Candidates,
 }
 
 impl Sampler {
@@ -67,7 +67,7 @@ impl Sampler {
             maxima: Vec::new(),
             scratch: Vec::new(),
             sums: Vec::new(),
-            kept: Vec::new(),
+            candidates: Candidates::default(),
         }
     }
 
@@ -85,8 +85,7 @@ impl Sampler {
                 if self.limits.are_off() {
                     Some(draw_from_row(row, scale, number, &mut self.sums))
                 } else {
-                    self.limits.keep(row, scale, &mut self.kept, &mut self.scratch);
-                    Some(draw(&self.kept, number))
+                    Some(draw(self.candidates.keep(&self.limits, row, scale), number))
                 }
             }
             Some(_) => row.argmax(),

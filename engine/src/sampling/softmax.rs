@@ -3,8 +3,6 @@
 //! A row is read in blocks. The block maxima, one pass, give the row's maximum, and let selection skip every block that
 //! cannot hold what it looks for. NaN counts as masked here, like `-inf`: comparisons with it are false.
 
-use std::ops::Range;
-
 /// Logits in one block.
 const BLOCK: usize = 32;
 /// Partial results that run side by side.
@@ -30,7 +28,9 @@ fn exp(x: f32) -> f32 {
     }
     let series = series * rest * rest + rest + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    if x > EXP_MIN { series * power } else { 0.0 }
+    // A mask and not a branch, which would keep the compiler from vectorising.
+    let keep = u32::from(x > EXP_MIN).wrapping_neg();
+    f32::from_bits((series * power).to_bits() & keep)
 }
 
 /// Turns logits into weights, probabilities that are not normalised: `e^((logit - max) / temperature)`, 1 for the likeliest.
@@ -70,18 +70,24 @@ impl Scale {
         self.max + exponent / self.inverse_temperature
     }
 
-    /// The sum of the weights of `logits`.
+    /// The sum of the weights of `logits`: in `f32` within a block, in `f64` over the blocks.
     pub(super) fn sum(self, logits: &[f32]) -> f64 {
-        let mut sums = [0.0_f64; LANES];
-        let (groups, rest) = logits.as_chunks::<LANES>();
-        for group in groups {
-            let weights = group.map(|logit| self.weight(logit));
-            for (sum, weight) in sums.iter_mut().zip(weights) {
-                *sum += f64::from(weight);
+        let (blocks, rest) = logits.as_chunks::<BLOCK>();
+        let mut sum = 0.0;
+        for block in blocks {
+            let weights = block.map(|logit| self.weight(logit));
+            let mut sums = [0.0_f32; LANES];
+            for group in weights.as_chunks::<LANES>().0 {
+                for (sum, weight) in sums.iter_mut().zip(group) {
+                    *sum += weight;
+                }
             }
+            sum += f64::from(sums.iter().sum::<f32>());
         }
-        let rest: f64 = rest.iter().map(|&logit| f64::from(self.weight(logit))).sum();
-        sums.iter().sum::<f64>() + rest
+        sum + rest
+            .iter()
+            .map(|&logit| f64::from(self.weight(logit)))
+            .sum::<f64>()
     }
 }
 
@@ -115,8 +121,7 @@ impl<'a> Row<'a> {
         if self.max == f32::NEG_INFINITY {
             return None;
         }
-        let block = self.maxima.iter().position(|&max| max == self.max)?;
-        let start = self.blocks(block..block + 1).start;
+        let start = self.maxima.iter().position(|&max| max == self.max)? * BLOCK;
         let offset = self.logits[start..].iter().position(|&logit| logit == self.max)?;
         Some(start + offset)
     }
@@ -134,26 +139,15 @@ impl<'a> Row<'a> {
     }
 
     /// Every token whose logit is `floor` or more and not masked, by id.
-    pub(super) fn at_least(&self, floor: f32) -> impl Iterator<Item = (u32, f32)> + '_ {
+    pub(super) fn at_least(&self, floor: f32) -> impl Iterator<Item = (u32, f32)> + 'a {
         let floor = floor.max(f32::MIN);
-        let blocks = self
-            .maxima
-            .iter()
-            .enumerate()
-            .filter(move |&(_, &max)| max >= floor);
-        blocks.flat_map(move |(block, _)| {
-            let range = self.blocks(block..block + 1);
-            range.filter_map(move |id| {
-                let logit = self.logits[id];
-                (logit >= floor).then_some((id as u32, logit))
-            })
+        let blocks = self.logits.chunks(BLOCK).zip(self.maxima).zip(0..);
+        let blocks = blocks.filter(move |((_, max), _)| **max >= floor);
+        blocks.flat_map(move |((block, _), index)| {
+            let first = index * BLOCK as u32;
+            let tokens = block.iter().zip(first..).map(|(&logit, id)| (id, logit));
+            tokens.filter(move |&(_, logit)| logit >= floor)
         })
-    }
-
-    /// The tokens of a range of blocks.
-    fn blocks(&self, blocks: Range<usize>) -> Range<usize> {
-        let end = (blocks.end * BLOCK).min(self.logits.len());
-        blocks.start * BLOCK..end
     }
 }
 

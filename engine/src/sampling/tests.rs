@@ -13,12 +13,10 @@ fn distribution(params: &SamplingParams, logits: &[f32], history: &History) -> V
     sampler.adjust.apply(&mut logits, history, &mut sampler.scratch);
     let row = Row::new(&logits, &mut sampler.maxima);
     let scale = Scale::new(row.max().unwrap(), params.temperature);
-    sampler
-        .limits
-        .keep(row, scale, &mut sampler.kept, &mut sampler.scratch);
-    let total = filter::total(&sampler.kept);
+    let kept = sampler.candidates.keep(&sampler.limits, row, scale);
+    let total = filter::total(kept);
     let share = |candidate: &Candidate| (candidate.id, f64::from(candidate.weight) / total);
-    sampler.kept.iter().map(share).filter(|&(_, p)| p > 0.0).collect()
+    kept.iter().map(share).filter(|&(_, p)| p > 0.0).collect()
 }
 
 /// transformers' processors, `-inf` for what is removed, on the whole vocabulary in `f64`.
