@@ -118,7 +118,8 @@ impl Candidates {
             mass -= f64::from(candidate.weight);
             mass <= 0.0
         });
-        if let Some(last) = last {
+        // Rounding may leave a little of the mass over.
+        if let Some(last) = last.or(part.last()) {
             self.kept.retain(|candidate| candidate.order(last).is_le());
         }
     }
