@@ -113,10 +113,28 @@ mod tests {
             of(LoraSite::Layer(0, Projection::K), pair()),
             of(LoraSite::LmHead, pair()),
             of(LoraSite::Embed, pair()),
-            of(LoraSite::Layer(0, Projection::Q), LoraPair { scale: 1.0, ..pair() }),
-            of(LoraSite::Layer(0, Projection::Q), LoraPair { a: vec![1.0, 2.5], ..pair() }),
-            of(LoraSite::Layer(0, Projection::Q), LoraPair { b: vec![4.0, 3.0], ..pair() }),
-            generation(&BTreeMap::from([(LoraSite::Layer(0, Projection::Q), pair())]), Some(&[1.0])),
+            of(
+                LoraSite::Layer(0, Projection::Q),
+                LoraPair { scale: 1.0, ..pair() },
+            ),
+            of(
+                LoraSite::Layer(0, Projection::Q),
+                LoraPair {
+                    a: vec![1.0, 2.5],
+                    ..pair()
+                },
+            ),
+            of(
+                LoraSite::Layer(0, Projection::Q),
+                LoraPair {
+                    b: vec![4.0, 3.0],
+                    ..pair()
+                },
+            ),
+            generation(
+                &BTreeMap::from([(LoraSite::Layer(0, Projection::Q), pair())]),
+                Some(&[1.0]),
+            ),
             generation(&BTreeMap::new(), None),
             generation(&BTreeMap::new(), Some(&[])),
         ];

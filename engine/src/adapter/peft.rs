@@ -82,7 +82,8 @@ impl Plan {
     /// # Errors
     /// A weight is not finite, or the file cannot be read.
     pub fn read(mut self) -> Result<LoraWeights> {
-        self.read_weights().map_err(|problem| problem.into_error(&self.name))
+        self.read_weights()
+            .map_err(|problem| problem.into_error(&self.name))
     }
 
     fn read_weights(&mut self) -> Result<LoraWeights, Problem> {
@@ -138,13 +139,22 @@ fn plan(name: &str, files: &Files, modules: &[Module], max_rank: usize) -> Resul
             continue;
         }
         let (a, b) = if is_embedding(module) {
-            (format!("{PREFIX}{path}.lora_embedding_A"), format!("{PREFIX}{path}.lora_embedding_B"))
+            (
+                format!("{PREFIX}{path}.lora_embedding_A"),
+                format!("{PREFIX}{path}.lora_embedding_B"),
+            )
         } else {
-            (format!("{PREFIX}{path}.lora_A.weight"), format!("{PREFIX}{path}.lora_B.weight"))
+            (
+                format!("{PREFIX}{path}.lora_A.weight"),
+                format!("{PREFIX}{path}.lora_B.weight"),
+            )
         };
         let rank = matcher.rank(path)?;
         if !(1..=max_rank).contains(&rank) {
-            return Err(format!("the configuration gives `{path}` rank {rank}: ranks 1 to {max_rank} are served").into());
+            return Err(format!(
+                "the configuration gives `{path}` rank {rank}: ranks 1 to {max_rank} are served"
+            )
+            .into());
         }
         match (left.remove_entry(&a), left.remove_entry(&b)) {
             (Some(a), Some(b)) => {
@@ -159,7 +169,11 @@ fn plan(name: &str, files: &Files, modules: &[Module], max_rank: usize) -> Resul
                 });
             }
             (found_a, found_b) => {
-                missing.extend([(a, found_a), (b, found_b)].into_iter().filter_map(|(name, found)| found.is_none().then_some(name)));
+                missing.extend(
+                    [(a, found_a), (b, found_b)]
+                        .into_iter()
+                        .filter_map(|(name, found)| found.is_none().then_some(name)),
+                );
             }
         }
         if (is_embedding(module) || is_head(module))
@@ -178,7 +192,13 @@ fn plan(name: &str, files: &Files, modules: &[Module], max_rank: usize) -> Resul
                 check_type(&name, &info)?;
                 head = Some((name, info));
             }
-            (None, _) => return Err("`modules_to_save` holds `lm_head`, which this model does not have".to_owned().into()),
+            (None, _) => {
+                return Err(
+                    "`modules_to_save` holds `lm_head`, which this model does not have"
+                        .to_owned()
+                        .into(),
+                );
+            }
             (_, None) => missing.push(name),
         }
     }
@@ -187,10 +207,24 @@ fn plan(name: &str, files: &Files, modules: &[Module], max_rank: usize) -> Resul
         return Err(nothing_selected(&config, modules));
     }
     let floats = |pair: &PlannedPair| -> usize {
-        pair.parts.iter().map(|(_, rows)| pair.rank * (pair.in_features + rows.len())).sum()
+        pair.parts
+            .iter()
+            .map(|(_, rows)| pair.rank * (pair.in_features + rows.len()))
+            .sum()
     };
-    let bytes = 4 * (pairs.iter().map(floats).sum::<usize>() + head.iter().map(|(_, info)| info.shape.iter().product::<usize>()).sum::<usize>());
-    Ok(Plan { name: name.to_owned(), file, pairs, head, bytes })
+    let bytes = 4
+        * (pairs.iter().map(floats).sum::<usize>()
+            + head
+                .iter()
+                .map(|(_, info)| info.shape.iter().product::<usize>())
+                .sum::<usize>());
+    Ok(Plan {
+        name: name.to_owned(),
+        file,
+        pairs,
+        head,
+        bytes,
+    })
 }
 
 fn read_config(files: &Files) -> Result<LoraConfig, Problem> {
@@ -202,11 +236,19 @@ fn read_config(files: &Files) -> Result<LoraConfig, Problem> {
         .into());
     }
     let Some(config) = files.read("adapter_config.json")? else {
-        return Err("there is no adapter_config.json: expected a folder as PEFT's save_pretrained writes it".to_owned().into());
+        return Err(
+            "there is no adapter_config.json: expected a folder as PEFT's save_pretrained writes it"
+                .to_owned()
+                .into(),
+        );
     };
     let config: Cow<'_, [u8]> = config;
     if config.len() > MAX_CONFIG {
-        return Err(format!("adapter_config.json has {} bytes: at most {MAX_CONFIG} are read", config.len()).into());
+        return Err(format!(
+            "adapter_config.json has {} bytes: at most {MAX_CONFIG} are read",
+            config.len()
+        )
+        .into());
     }
     Ok(LoraConfig::parse(&config)?)
 }
@@ -234,7 +276,10 @@ fn check_pair(
     check_type(a_name, a)?;
     check_type(b_name, b)?;
     let foreign = |name: &str, found: &[usize], expected: [usize; 2]| {
-        format!("`{name}` has shape {found:?}: expected {expected:?} in this model; {}", trained_on(config))
+        format!(
+            "`{name}` has shape {found:?}: expected {expected:?} in this model; {}",
+            trained_on(config)
+        )
     };
     let (&[a_rank, a_in], &[b_out, b_rank]) = (&a.shape[..], &b.shape[..]) else {
         return Err(foreign(a_name, &a.shape, [rank, module.in_features]));
@@ -306,10 +351,14 @@ fn why_left(
     config: &LoraConfig,
 ) -> Result<String, String> {
     let Some(path) = name.strip_prefix(PREFIX) else {
-        return Ok(format!("expected names that begin with `{PREFIX}`, as PEFT's save_pretrained writes them"));
+        return Ok(format!(
+            "expected names that begin with `{PREFIX}`, as PEFT's save_pretrained writes them"
+        ));
     };
     if path.contains("lora_magnitude_vector") {
-        return Ok("it is a part of DoRA, which is not supported; merge the adapter into the model".to_owned());
+        return Ok(
+            "it is a part of DoRA, which is not supported; merge the adapter into the model".to_owned(),
+        );
     }
     if path.ends_with(".bias") {
         return Ok("trained biases are not supported".to_owned());
@@ -318,13 +367,20 @@ fn why_left(
         return Ok("adapters on the experts of a mixture are not supported".to_owned());
     }
     let owner = modules.iter().find(|module| {
-        path.strip_prefix(module.path.as_str()).is_some_and(|rest| rest.starts_with('.'))
+        path.strip_prefix(module.path.as_str())
+            .is_some_and(|rest| rest.starts_with('.'))
     });
     if let Some(module) = owner {
         return Ok(if matcher.is_target(module)? {
-            format!("`{}` is selected, but this is not a tensor that LoRA has there", module.path)
+            format!(
+                "`{}` is selected, but this is not a tensor that LoRA has there",
+                module.path
+            )
         } else if is_head(module) || is_embedding(module) {
-            format!("a whole `{}` is not selected by `target_modules` or `modules_to_save`; save with `save_embedding_layers=False` if it was not trained", module.path)
+            format!(
+                "a whole `{}` is not selected by `target_modules` or `modules_to_save`; save with `save_embedding_layers=False` if it was not trained",
+                module.path
+            )
         } else {
             format!(
                 "`{}` is not selected by `target_modules`, `layers_to_transform` and `exclude_modules`; correct adapter_config.json",
@@ -332,21 +388,37 @@ fn why_left(
             )
         });
     }
-    let layers = modules.iter().filter_map(|module| module.layer).max().map_or(0, |last| last + 1);
+    let layers = modules
+        .iter()
+        .filter_map(|module| module.layer)
+        .max()
+        .map_or(0, |last| last + 1);
     let layer = path.split('.').find_map(|part| part.parse::<u32>().ok());
     Ok(match layer {
         Some(layer) if layer >= layers => {
-            format!("it is for layer {layer}, this model has {layers}; {}", trained_on(config))
+            format!(
+                "it is for layer {layer}, this model has {layers}; {}",
+                trained_on(config)
+            )
         }
         _ => {
-            let example = modules.iter().find(|module| module.layer.is_some()).map_or("lm_head", |module| &module.path);
-            format!("this model has no such module (it has `{example}`, for example); {}", trained_on(config))
+            let example = modules
+                .iter()
+                .find(|module| module.layer.is_some())
+                .map_or("lm_head", |module| &module.path);
+            format!(
+                "this model has no such module (it has `{example}`, for example); {}",
+                trained_on(config)
+            )
         }
     })
 }
 
 fn nothing_selected(config: &LoraConfig, modules: &[Module]) -> Problem {
-    let example = modules.iter().find(|module| module.layer.is_some()).map_or("lm_head", |module| &module.path);
+    let example = modules
+        .iter()
+        .find(|module| module.layer.is_some())
+        .map_or("lm_head", |module| &module.path);
     format!(
         "its `target_modules` select no module of this model, so it would change nothing; modules are named like `{example}`; {}",
         trained_on(config)
@@ -365,7 +437,11 @@ fn trained_on(config: &LoraConfig) -> String {
 }
 
 fn count(number: usize, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+    if number == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{number} {what}s")
+    }
 }
 
 /// What goes wrong below: a refusal, which gets the adapter's name on its way out, or an error that has all it needs.
@@ -377,7 +453,10 @@ enum Problem {
 impl Problem {
     fn into_error(self, name: &str) -> Error {
         match self {
-            Self::Refused(reason) => Error::AdapterRefused { adapter: name.to_owned(), reason },
+            Self::Refused(reason) => Error::AdapterRefused {
+                adapter: name.to_owned(),
+                reason,
+            },
             Self::Other(error) => error,
         }
     }

@@ -40,30 +40,90 @@ pub(super) enum Targets {
 
 /// Settings that change the result in a way that is not implemented: name, what it is, what to do instead.
 const REFUSED: &[(&str, &str, &str)] = &[
-    ("use_dora", "DoRA", "train without it, or merge the adapter into the model"),
+    (
+        "use_dora",
+        "DoRA",
+        "train without it, or merge the adapter into the model",
+    ),
     ("lora_bias", "a bias on lora_B", "train with `lora_bias=False`"),
-    ("alora_invocation_tokens", "activated LoRA (aLoRA)", "train a plain LoRA"),
-    ("alora_invocation_string", "activated LoRA (aLoRA)", "train a plain LoRA"),
-    ("invocation_string", "activated LoRA (aLoRA)", "train a plain LoRA"),
-    ("layer_replication", "layer replication", "serve the enlarged model as a model of its own"),
-    ("trainable_token_indices", "trained tokens of the embedding", "train a LoRA on `embed_tokens`"),
-    ("target_parameters", "LoRA on bare parameters", "target linear modules"),
-    ("megatron_config", "Megatron's parallel layers", "convert it to plain PEFT"),
+    (
+        "alora_invocation_tokens",
+        "activated LoRA (aLoRA)",
+        "train a plain LoRA",
+    ),
+    (
+        "alora_invocation_string",
+        "activated LoRA (aLoRA)",
+        "train a plain LoRA",
+    ),
+    (
+        "invocation_string",
+        "activated LoRA (aLoRA)",
+        "train a plain LoRA",
+    ),
+    (
+        "layer_replication",
+        "layer replication",
+        "serve the enlarged model as a model of its own",
+    ),
+    (
+        "trainable_token_indices",
+        "trained tokens of the embedding",
+        "train a LoRA on `embed_tokens`",
+    ),
+    (
+        "target_parameters",
+        "LoRA on bare parameters",
+        "target linear modules",
+    ),
+    (
+        "megatron_config",
+        "Megatron's parallel layers",
+        "convert it to plain PEFT",
+    ),
     ("use_qalora", "QALoRA", "train a plain LoRA"),
     ("arrow_config", "Arrow routing", "serve the adapters one by one"),
-    ("ensure_weight_tying", "tied copies of saved modules", "train with `ensure_weight_tying=False`"),
+    (
+        "ensure_weight_tying",
+        "tied copies of saved modules",
+        "train with `ensure_weight_tying=False`",
+    ),
 ];
 
 /// Settings that do not change what a trained adapter computes. `fan_in_fan_out` tells how the *base* weight is stored; A and B
 /// are always `[r, in]` and `[out, r]`. The configurations of initialisations count by `init_lora_weights`.
 const WITHOUT_EFFECT: &[&str] = &[
-    "auto_mapping", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode", "loftq_config", "lora_dropout", "megatron_core",
-    "merge_weights", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
+    "auto_mapping",
+    "corda_config",
+    "eva_config",
+    "fan_in_fan_out",
+    "inference_mode",
+    "loftq_config",
+    "lora_dropout",
+    "megatron_core",
+    "merge_weights",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
 ];
 
 const READ: &[&str] = &[
-    "alpha_pattern", "base_model_name_or_path", "bias", "exclude_modules", "init_lora_weights", "layers_pattern",
-    "layers_to_transform", "lora_alpha", "modules_to_save", "peft_type", "r", "rank_pattern", "target_modules", "use_rslora",
+    "alpha_pattern",
+    "base_model_name_or_path",
+    "bias",
+    "exclude_modules",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_rslora",
 ];
 
 impl LoraConfig {
@@ -72,8 +132,8 @@ impl LoraConfig {
     /// # Errors
     /// A sentence: which field, what was expected, what was found, what to do.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let value: Value =
-            serde_json::from_slice(bytes).map_err(|error| format!("adapter_config.json is not JSON: {error}"))?;
+        let value: Value = serde_json::from_slice(bytes)
+            .map_err(|error| format!("adapter_config.json is not JSON: {error}"))?;
         let Value::Object(fields) = value else {
             return Err("adapter_config.json holds no JSON object".to_owned());
         };
@@ -91,11 +151,20 @@ impl LoraConfig {
             None => None,
             Some(value @ Value::Number(_)) => Some(vec![whole("layers_to_transform", value)?]),
             Some(Value::Array(items)) => {
-                let layers = items.iter().map(|item| whole("layers_to_transform", item)).collect::<Result<Vec<_>, _>>()?;
+                let layers = items
+                    .iter()
+                    .map(|item| whole("layers_to_transform", item))
+                    .collect::<Result<Vec<_>, _>>()?;
                 // An empty list selects nothing in particular: PEFT reads it as no list.
                 (!layers.is_empty()).then_some(layers)
             }
-            Some(other) => return Err(expected("layers_to_transform", "a layer's number or a list of them", other)),
+            Some(other) => {
+                return Err(expected(
+                    "layers_to_transform",
+                    "a layer's number or a list of them",
+                    other,
+                ));
+            }
         };
         if layers.is_some() && !matches!(targets, Targets::Names(_)) {
             return Err("`layers_to_transform` needs `target_modules` to be a list of names, as in PEFT: put the layers into the expression".to_owned());
@@ -103,7 +172,9 @@ impl LoraConfig {
         let config = Self {
             // PEFT's own defaults for both.
             r: fields.get("r").map_or(Ok(8), |value| whole("r", value))? as usize,
-            alpha: fields.get("lora_alpha").map_or(Ok(8.0), |value| number("lora_alpha", value))?,
+            alpha: fields
+                .get("lora_alpha")
+                .map_or(Ok(8.0), |value| number("lora_alpha", value))?,
             rslora: fields.flag("use_rslora")?,
             targets,
             exclude: match fields.get("exclude_modules") {
@@ -120,7 +191,10 @@ impl LoraConfig {
                 Some(value) => names("layers_pattern", value)?,
             },
             saves_head: fields.saves_head()?,
-            base_model: fields.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned),
+            base_model: fields
+                .get("base_model_name_or_path")
+                .and_then(Value::as_str)
+                .map(str::to_owned),
         };
         Ok(config)
     }
@@ -149,9 +223,10 @@ impl Fields {
     ) -> Result<Vec<(String, T)>, String> {
         match self.get(name) {
             None => Ok(Vec::new()),
-            Some(Value::Object(entries)) => {
-                entries.iter().map(|(key, value)| Ok((key.clone(), read(&format!("{name}.{key}"), value)?))).collect()
-            }
+            Some(Value::Object(entries)) => entries
+                .iter()
+                .map(|(key, value)| Ok((key.clone(), read(&format!("{name}.{key}"), value)?)))
+                .collect(),
             Some(other) => Err(expected(name, "an object of module names and numbers", other)),
         }
     }
@@ -184,7 +259,10 @@ impl Fields {
             None => {}
             Some(Value::String(bias)) if bias == "none" => {}
             Some(other) => {
-                return Err(format!("{}; trained biases are not supported", expected("bias", "\"none\"", other)));
+                return Err(format!(
+                    "{}; trained biases are not supported",
+                    expected("bias", "\"none\"", other)
+                ));
             }
         }
         self.refuse_changed_base()?;
@@ -245,16 +323,25 @@ fn names(name: &str, value: &Value) -> Result<Vec<String>, String> {
     };
     items
         .iter()
-        .map(|item| item.as_str().map(str::to_owned).ok_or_else(|| expected(name, "a list of names", item)))
+        .map(|item| {
+            item.as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| expected(name, "a list of names", item))
+        })
         .collect()
 }
 
 fn whole(name: &str, value: &Value) -> Result<u64, String> {
-    value.as_u64().ok_or_else(|| expected(name, "a whole number that is not negative", value))
+    value
+        .as_u64()
+        .ok_or_else(|| expected(name, "a whole number that is not negative", value))
 }
 
 fn number(name: &str, value: &Value) -> Result<f64, String> {
-    value.as_f64().filter(|number| number.is_finite()).ok_or_else(|| expected(name, "a number", value))
+    value
+        .as_f64()
+        .filter(|number| number.is_finite())
+        .ok_or_else(|| expected(name, "a number", value))
 }
 
 /// Whether a setting is more than a default that switches nothing on.

@@ -64,7 +64,9 @@ impl TensorFile {
         bytes.read(0, &mut size)?;
         let header = u64::from_le_bytes(size);
         if header > MAX_HEADER || header + 8 > length {
-            return Err(not_safetensors(&format!("its header would take {header} of {length} bytes")));
+            return Err(not_safetensors(&format!(
+                "its header would take {header} of {length} bytes"
+            )));
         }
         let mut json = vec![0; header as usize];
         bytes.read(8, &mut json)?;
@@ -77,8 +79,16 @@ impl TensorFile {
                 "its header tells of {expected} bytes, the file has {length}; it may be incomplete"
             )));
         }
-        let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
-        Ok(Some(Self { bytes, start, tensors }))
+        let tensors = metadata
+            .tensors()
+            .into_iter()
+            .map(|(name, info)| (name, info.clone()))
+            .collect();
+        Ok(Some(Self {
+            bytes,
+            start,
+            tensors,
+        }))
     }
 
     /// Reads one tensor as f32.
@@ -106,7 +116,9 @@ impl TensorFile {
                     for (bits, bytes) in bits.iter_mut().zip(bytes.as_chunks::<2>().0) {
                         *bits = u16::from_le_bytes(*bytes);
                     }
-                    bits[..values.len()].reinterpret_cast::<f16>().convert_to_f32_slice(values);
+                    bits[..values.len()]
+                        .reinterpret_cast::<f16>()
+                        .convert_to_f32_slice(values);
                 }
                 Dtype::BF16 => {
                     for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
