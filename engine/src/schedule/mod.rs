@@ -65,6 +65,8 @@ mod sequence;
 #[cfg(test)]
 mod simulation;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use plan::plan;
 pub use sequence::{AdapterNeed, NewSequence, Sequence, StepAdapter};

@@ -274,7 +274,7 @@ impl Simulation {
 
     fn step(&mut self, fails: bool) {
         let could_start = self.could_start();
-        let ran: HashSet<SequenceId> = self.state.running.iter().map(Sequence::id).collect();
+        let ran: Vec<SequenceId> = self.state.running.iter().map(Sequence::id).collect();
         let plan = plan(&mut self.state);
         self.check_limits(&plan);
         self.check_order(&plan, &could_start);
@@ -358,7 +358,7 @@ impl Simulation {
         let class = |seniority: &Seniority| {
             (seniority.young, seniority.priority, if seniority.young { 0 } else { seniority.arrival })
         };
-        let admitted: HashSet<SequenceId> = plan.admitted.iter().map(|admitted| admitted.sequence).collect();
+        let admitted: Vec<SequenceId> = plan.admitted.iter().map(|admitted| admitted.sequence).collect();
         let (started, left): (Vec<_>, Vec<_>) = could_start
             .iter()
             .filter(|(id, _)| !plan.refused.contains(id))
@@ -381,8 +381,8 @@ impl Simulation {
     /// Every aged sequence starts within the bound that the module states.
     fn check_bound(&mut self) {
         let step = self.state.step;
-        let waiting: HashSet<SequenceId> = self.state.waiting.iter().map(Sequence::id).collect();
-        self.deadlines.retain(|id, _| waiting.contains(id));
+        let waiting = &self.state.waiting;
+        self.deadlines.retain(|id, _| waiting.iter().any(|sequence| sequence.id == *id));
         for sequence in self.state.waiting.iter().filter(|sequence| sequence.after.is_none()) {
             if let Some(&deadline) = self.deadlines.get(&sequence.id) {
                 assert!(step <= deadline, "{:?} has waited beyond the bound", sequence.id);
