@@ -38,6 +38,14 @@ pub enum Error {
     /// The model's tokenizer could not be read.
     #[error("the model's tokenizer could not be read: {0}")]
     Tokenizer(String),
+    /// A text that should name where a model or an adapter comes from does not.
+    #[error("`{text}` does not name a model or an adapter: {reason}")]
+    InvalidSource {
+        /// The text.
+        text: String,
+        /// What is wrong with it and what to write.
+        reason: String,
+    },
     /// The waiting queue is full.
     #[error("the server is busy: {waiting} requests are waiting; try again in {retry_after} s")]
     Overloaded {

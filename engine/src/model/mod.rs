@@ -10,7 +10,7 @@ use crate::{
     text::{ChatTemplate, Tokenizer},
 };
 
-pub use config::{ModelConfig, Module};
+pub use config::{Activation, Architecture, ModelConfig, Module, Rope, RopeScaling};
 
 /// How to load a model.
 #[derive(Debug, Clone)]
