@@ -132,13 +132,15 @@ impl ModelConfig {
                     self.head_dim
                 ));
             }
-            if let RopeScaling::LongRope { short, long, .. } = &rope.scaling
-                && (short.len() != turning / 2 || long.len() != turning / 2)
-            {
+            let lists: &[&Vec<f64>] = match &rope.scaling {
+                RopeScaling::LongRope { short, long, .. } => &[short, long],
+                RopeScaling::Divided { divisors } => &[divisors],
+                _ => &[],
+            };
+            if let Some(list) = lists.iter().find(|list| list.len() != turning / 2) {
                 return Err(format!(
-                    "longrope has {} short and {} long factors: expected {} of each",
-                    short.len(),
-                    long.len(),
+                    "rope is stretched by {} factors: expected {}, one for each pair of the {turning} rotary dimensions",
+                    list.len(),
                     turning / 2
                 ));
             }

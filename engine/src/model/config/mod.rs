@@ -1,9 +1,11 @@
 //! What distinguishes one decoder from another, read from `config.json` ([`ModelConfig::from_json`]) or GGUF metadata.
 
+mod gguf;
 mod json;
 mod modules;
 mod rope;
 
+pub(crate) use gguf::{GgufTensors, whole_number};
 pub use modules::Module;
 pub use rope::{Rope, RopeScaling};
 
@@ -138,10 +140,5 @@ impl ModelConfig {
     /// Width of all key heads together, and of all value heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
-    }
-
-    /// Bytes that one block of the KV cache takes in all layers, in f32.
-    pub fn kv_block_bytes(&self) -> usize {
-        2 * self.layers * crate::ids::BLOCK_TOKENS * self.kv_width() * size_of::<f32>()
     }
 }

@@ -35,6 +35,11 @@ pub enum RopeScaling {
         /// The context before stretching.
         original: usize,
     },
+    /// A divisor for each frequency, spelled out: how GGUF files say `Llama3`.
+    Divided {
+        /// For each pair.
+        divisors: Vec<f64>,
+    },
     /// YaRN (Peng et al. 2023).
     Yarn {
         /// The divisor.
@@ -74,6 +79,7 @@ impl Rope {
             .map(|i| match &self.scaling {
                 RopeScaling::None => plain(i),
                 RopeScaling::Linear { factor } => plain(i) / factor,
+                RopeScaling::Divided { divisors } => plain(i) / divisors[i],
                 RopeScaling::Llama3 {
                     factor,
                     low,
@@ -109,7 +115,10 @@ impl Rope {
             RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
                 *attention_factor as f32
             }
-            RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
+            RopeScaling::None
+            | RopeScaling::Linear { .. }
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::Divided { .. } => 1.0,
         }
     }
 
