@@ -35,6 +35,9 @@ pub enum Error {
     /// The tokenizer failed.
     #[error("the text could not be tokenised: {0}")]
     Tokenize(String),
+    /// The model's tokenizer could not be read.
+    #[error("the model's tokenizer could not be read: {0}")]
+    Tokenizer(String),
     /// The waiting queue is full.
     #[error("the server is busy: {waiting} requests are waiting; try again in {retry_after} s")]
     Overloaded {
