@@ -118,7 +118,7 @@ impl Cache {
     }
 }
 
-fn children(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
+fn children(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> + use<> {
     fs::read_dir(folder)
         .into_iter()
         .flatten()

@@ -8,7 +8,6 @@ use object_store::{
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
 };
 use sha2::{Digest, Sha256};
-use tokio::runtime::Runtime;
 
 use super::{
     Files, Progress, Source, SourcesConfig,
