@@ -2,6 +2,7 @@
 //!
 //! The library holds everything; `main.rs` is the command line.
 
+pub mod admin;
 pub mod app;
 pub mod cli;
 pub mod config;

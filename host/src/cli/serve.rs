@@ -22,6 +22,7 @@ use super::{
     signals,
 };
 use crate::{
+    admin,
     app::{App, ServedModel},
     config::{self, Config, Device, Flags, LogFormat},
     error::{Error, Result},
@@ -127,7 +128,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let stop = signals::watch(app.plugins.clone()).context("signals could not be watched")?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let admin = http::admin::start(&config.admin, &config.server.state_dir, app.clone()).await?;
+        let admin = admin::start(&config.admin, &config.server.state_dir, app.plugins.clone()).await?;
         Banner {
             app: &app,
             base: &base,

@@ -276,24 +276,27 @@ impl Default for SourcesConfig {
 }
 
 impl SourcesConfig {
-    /// As the engine takes them; `roots` are the folders of configured models and adapters.
+    /// As the engine takes them: what is not set here comes from the environment, in the variables that the sources'
+    /// own tools read. `roots` are the folders of configured models and adapters.
     pub fn sources(&self, roots: Vec<PathBuf>) -> heddle_engine::hub::SourcesConfig {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        heddle_engine::hub::SourcesConfig {
-            cache: self.cache.clone(),
-            cache_limit: self.cache_limit_gib.saturating_mul(GIB),
-            size_limit: self.size_limit_gib.saturating_mul(GIB),
-            local_roots: self.roots.iter().cloned().chain(roots).collect(),
-            hub_endpoint: (self.hub_endpoint.clone())
-                .or_else(|| variable("HF_ENDPOINT"))
-                .unwrap_or_else(|| "https://huggingface.co".to_owned()),
-            hub_token: (self.hub_token.as_ref().map(|token| token.expose().to_owned()))
-                .or_else(|| variable("HF_TOKEN")),
-            index_url: (self.index_url.clone())
-                .or_else(|| variable("PIP_INDEX_URL"))
-                .unwrap_or_else(|| "https://pypi.org/simple".to_owned()),
-            s3_endpoint: self.s3_endpoint.clone(),
+        let mut sources = heddle_engine::hub::SourcesConfig::from_env();
+        sources.cache.clone_from(&self.cache);
+        sources.cache_limit = self.cache_limit_gib.saturating_mul(GIB);
+        sources.size_limit = self.size_limit_gib.saturating_mul(GIB);
+        sources.local_roots = self.roots.iter().cloned().chain(roots).collect();
+        if let Some(endpoint) = &self.hub_endpoint {
+            sources.hub_endpoint.clone_from(endpoint);
         }
+        if let Some(token) = &self.hub_token {
+            sources.hub_token = Some(token.expose().to_owned());
+        }
+        if let Some(index) = &self.index_url {
+            sources.index_url.clone_from(index);
+        }
+        if let Some(endpoint) = &self.s3_endpoint {
+            sources.s3_endpoint = Some(endpoint.clone());
+        }
+        sources
     }
 }
 
@@ -353,6 +356,8 @@ pub struct EngineConfig {
     pub step_adapter_mib: Option<usize>,
     /// Whether sequences with the same beginning share their KV blocks.
     pub prefix_cache: bool,
+    /// Steps after which a waiting request goes before all that came later.
+    pub ageing_steps: u64,
 }
 
 impl Default for EngineConfig {
@@ -364,6 +369,7 @@ impl Default for EngineConfig {
             max_waiting: options.max_waiting,
             step_adapter_mib: None,
             prefix_cache: options.prefix_cache,
+            ageing_steps: options.ageing_steps,
         }
     }
 }
@@ -379,6 +385,7 @@ impl EngineConfig {
                 .step_adapter_mib
                 .map_or(usize::MAX, |mib| mib.saturating_mul(MIB)),
             prefix_cache: self.prefix_cache,
+            ageing_steps: self.ageing_steps,
         }
     }
 }

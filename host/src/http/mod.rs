@@ -1,6 +1,5 @@
 //! The listener and everything HTTP: limits, request ids, framing, the routes that belong to the host.
 
-pub(crate) mod admin;
 pub(crate) mod answer;
 pub(crate) mod body;
 mod framing;
