@@ -122,7 +122,7 @@ pub struct Served {
     pub seed: u64,
 }
 
-/// What is asked for (`auth.target`).
+/// What is asked for (`access.target`).
 #[derive(Debug, Clone, Default)]
 pub struct Target {
     /// `generate` or `models`.
@@ -135,7 +135,7 @@ pub struct Target {
     pub source: Option<String>,
 }
 
-/// What the caller may have (`auth.grant`).
+/// What the caller may have (`access.grant`).
 #[derive(Debug, Clone, Default)]
 pub struct Grant {
     /// On whose account.
