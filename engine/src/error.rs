@@ -35,6 +35,17 @@ pub enum Error {
     /// The tokenizer failed.
     #[error("the text could not be tokenised: {0}")]
     Tokenize(String),
+    /// The model's tokenizer could not be read.
+    #[error("the model's tokenizer could not be read: {0}")]
+    Tokenizer(String),
+    /// A text that should name where a model or an adapter comes from does not.
+    #[error("`{text}` does not name a model or an adapter: {reason}")]
+    InvalidSource {
+        /// The text.
+        text: String,
+        /// What is wrong with it and what to write.
+        reason: String,
+    },
     /// The waiting queue is full.
     #[error("the server is busy: {waiting} requests are waiting; try again in {retry_after} s")]
     Overloaded {
@@ -43,9 +54,20 @@ pub enum Error {
         /// Seconds after which a place is likely.
         retry_after: u32,
     },
+    /// The tenant has as many sequences as it may have at a time.
+    #[error("this tenant may have {limit} generations at a time and has them: wait for one to end, or try again in {retry_after} s")]
+    TenantLimit {
+        /// Sequences that it may have.
+        limit: u32,
+        /// Seconds after which one is likely to have ended.
+        retry_after: u32,
+    },
     /// The engine is shutting down.
     #[error("the server is shutting down and takes no new requests")]
     ShuttingDown,
+    /// The engine could not be started.
+    #[error("the engine could not start: {0}")]
+    Start(String),
     /// The step loop failed while this request was in it.
     #[error("generation broke off: {0}")]
     Generation(String),

@@ -41,9 +41,9 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// Continuations to generate, at least 1. They share the prompt's KV.
     pub choices: u32,
-    /// The most tokens for each choice; none means up to the end of the context.
+    /// The most tokens for each choice; none means up to the end of the context. With 0 only the prompt is computed.
     pub max_tokens: Option<u32>,
-    /// No end-of-sequence or stop token before this many tokens.
+    /// No end-of-sequence or stop token before this many tokens: those that would end the choice are not sampled.
     pub min_tokens: u32,
     /// Tokens that end a choice, beside the model's own.
     pub stop_tokens: Vec<TokenId>,
@@ -61,6 +61,9 @@ pub struct GenerateRequest {
     pub priority: i32,
     /// The most sequences of this tenant's that may run or wait at a time.
     pub max_concurrent: Option<u32>,
+    /// Share the prefix cache only with requests that name the same salt: whether a prompt was seen before shows in the time
+    /// that it takes.
+    pub cache_salt: Option<String>,
 }
 
 impl GenerateRequest {
@@ -81,6 +84,7 @@ impl GenerateRequest {
             tenant: Tenant(String::new()),
             priority: 0,
             max_concurrent: None,
+            cache_salt: None,
         }
     }
 }
@@ -170,7 +174,8 @@ pub enum Event {
     Token {
         /// Which choice, from 0.
         choice: u32,
-        /// The text that became complete with it; may be empty. Special tokens give none.
+        /// The text that became complete with it; may be empty. Special tokens, and the one that ends the choice, give
+        /// none.
         text: String,
         /// The token; `logprob` is set if the request asked for it.
         token: TokenInfo,

@@ -62,3 +62,11 @@ pub struct LoraWeights {
     /// A whole output head in place of the model's (`modules_to_save: ["lm_head"]`), `[vocab, hidden]`.
     pub lm_head: Option<Vec<f32>>,
 }
+
+impl LoraWeights {
+    /// Bytes of the weights in memory.
+    pub fn bytes(&self) -> usize {
+        let pairs: usize = self.pairs.values().map(|pair| pair.a.len() + pair.b.len()).sum();
+        4 * (pairs + self.lm_head.as_ref().map_or(0, Vec::len))
+    }
+}

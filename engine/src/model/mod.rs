@@ -1,16 +1,20 @@
 //! The decoder: one configurable model over the [`crate::backend::Backend`] trait, its configuration and its weights.
 
+mod companions;
 mod config;
+mod decoder;
+mod load;
+mod weights;
 
 use crate::{
     batch::Runner,
-    error::Result,
-    hub::Files,
     ids::TokenId,
     text::{ChatTemplate, Tokenizer},
 };
 
-pub use config::{ModelConfig, Module};
+pub use config::{Activation, Architecture, ModelConfig, Module, Rope, RopeScaling};
+pub use decoder::Decoder;
+pub use load::{load, load_runner};
 
 /// How to load a model.
 #[derive(Debug, Clone)]
@@ -47,12 +51,12 @@ pub struct LoadedModel {
     pub device: String,
 }
 
-/// Reads a model's files and lays it out on a back end.
-///
-/// # Errors
-/// [`crate::Error::Model`] names the file, what was expected and what was found: unknown architectures and tensors
-/// that nothing reads are errors.
-pub fn load(files: &Files, options: &LoadOptions) -> Result<LoadedModel> {
-    let _ = (files, options);
-    todo!()
+/// A model without its text side.
+pub struct LoadedRunner {
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// The weights on a back end, with the KV cache.
+    pub runner: Box<dyn Runner>,
+    /// In words: `reference (CPU, f32)`.
+    pub device: String,
 }

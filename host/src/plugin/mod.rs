@@ -1,30 +1,42 @@
 //! The plugin host: everything Wasm.
+//!
+//! A file climbs the rungs of a ladder (`load`, with `contract`, `snapshot` and `cache`; see [`Rung`]) and becomes a
+//! [`Plugin`] in a slot. The plugins of all slots make a [`Pipeline`], an immutable value behind one atomic pointer: a
+//! request pins it when its head has arrived and keeps it to its last byte. Sessions ([`AuthSession`],
+//! [`ProtocolSession`], [`StopSession`]) are fresh instances of a plugin for one request, with their limits (`store`,
+//! `call`). `host` owns the slots, `reconcile` changes them.
 
+mod background;
 pub mod bindings;
+mod cache;
+mod call;
 mod config;
+mod contract;
+mod files;
+mod grants;
+mod imports;
+mod load;
+mod log;
+#[allow(clippy::module_inception, reason = "the type of that name; the folder is about all of them")]
+mod plugin;
+mod report;
 pub mod resources;
+mod runtime;
 mod session;
+mod snapshot;
+mod store;
 
 use std::{path::Path, sync::Arc};
 
 pub use config::{Limits, PluginsConfig, SlotConfig};
+pub use contract::{MAX_COMPONENT_BYTES, Role};
+pub use grants::Grants;
+pub use plugin::Plugin;
+pub use report::{CheckReport, InstallReport, Rung, RungReport, Verdict};
+pub use runtime::{MAX_MEMORY_MIB, instances};
 pub use session::{AuthSession, Matcher, ProtocolSession, StopSession};
 
 use crate::error::Result;
-
-/// A component in a slot, compiled, configured, ready to be instantiated.
-pub struct Plugin {}
-
-impl Plugin {
-    /// The slot: `openai`.
-    pub fn slot(&self) -> &str {
-        todo!()
-    }
-    /// SHA-256 of the component, in hexadecimal.
-    pub fn digest(&self) -> &str {
-        todo!()
-    }
-}
 
 /// What a request runs through: an immutable snapshot of all slots. Pinned by each request to its last byte.
 pub struct Pipeline {}
