@@ -193,6 +193,11 @@ fn request(call: &Call) -> Request {
     set(call.top_k, Request::set_top_k);
     set(call.logprobs, Request::set_logprobs);
     set(call.truncate, Request::set_truncate);
+    if call.echo {
+        // An echo's log probabilities are those of the prompt too.
+        request.set_echo(true);
+        set(call.logprobs, Request::set_prompt_logprobs);
+    }
     let set = |value: Option<f32>, setter: fn(&Request, f32)| {
         if let Some(value) = value {
             setter(&request, value);
@@ -219,18 +224,7 @@ fn request(call: &Call) -> Request {
     if call.ignore_eos {
         request.set_ignore_eos(true);
     }
-    if call.echo {
-        request.set_echo(true);
-        set_prompt_logprobs(&request, call.logprobs);
-    }
     request
-}
-
-/// An echo's log probabilities are those of the prompt too.
-fn set_prompt_logprobs(request: &Request, logprobs: Option<u32>) {
-    if let Some(alternatives) = logprobs {
-        request.set_prompt_logprobs(alternatives);
-    }
 }
 
 heddle_plugin::export!(OpenAi: protocol);

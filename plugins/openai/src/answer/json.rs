@@ -45,7 +45,7 @@ pub fn text_or_null(out: &mut String, value: Option<&str>) {
 /// A log probability. The contract says that it is finite; JSON has no other numbers.
 pub fn logprob(out: &mut String, value: f32) {
     let value = if value.is_finite() { value } else { f32::MIN };
-    let _ = write!(out, "{value:?}");
+    *out += zmij::Buffer::new().format_finite(value);
 }
 
 /// A whole number.

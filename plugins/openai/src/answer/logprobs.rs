@@ -1,8 +1,8 @@
 //! Log probabilities, in step with the text that is shown.
 //!
 //! Tokens come as they are generated, text may be held back as the possible start of a stop sequence. A token is given
-//! out when its text has been shown. After a stop sequence the tokens that only made up the sequence are dropped, as
-//! their text is; the rest of the time every token is given out. Special tokens add no text and are left out of what
+//! out when some of its text is shown. After a stop sequence the tokens that only made up the sequence are dropped, as
+//! their text is; otherwise every token is given out. Special tokens add no text and are left out of what
 //! was generated, as OpenAI does.
 
 use std::collections::VecDeque;
@@ -53,13 +53,12 @@ impl Track {
         self.shown += text.len();
         let mut placed = Vec::new();
         while let Some(token) = self.waiting.front() {
-            let length = added(token).len();
+            // As soon as some of its text is seen; at the end whatever is left, unless it belongs to what was cut.
             let due = match finish {
-                None => self.released + length <= self.shown,
-                // A token that was cut is given out; what follows is not.
-                Some(FinishReason::StopSequence(_)) => self.released < self.shown,
+                None | Some(FinishReason::StopSequence(_)) => self.released < self.shown,
                 Some(_) => true,
             };
+            let length = added(token).len();
             let Some(token) = due.then(|| self.waiting.pop_front()).flatten() else {
                 break;
             };

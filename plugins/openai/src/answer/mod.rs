@@ -3,6 +3,8 @@
 pub mod json;
 mod logprobs;
 pub mod models;
+#[cfg(test)]
+mod tests;
 
 use heddle_plugin::{
     Generated, Payload, Problem, ProblemKind, Reply,

@@ -14,10 +14,8 @@ pub(super) fn read(at: &At<'_>, value: &RawValue) -> Result<String, Fault> {
     if messages.is_empty() {
         return Err(Fault::invalid(at.to_string(), format!("`{at}` cannot be empty")));
     }
-    // Texts that are handed on were only skipped so far: an escape can still be half of a surrogate pair.
-    if (value.get().contains("\\ud") || value.get().contains("\\uD"))
-        && serde_json::from_str::<serde_json::Value>(value.get()).is_err()
-    {
+    // Texts that are handed on were only skipped so far.
+    if !read::escapes_are_characters(value) {
         return Err(Fault::invalid(
             at.to_string(),
             format!("`{at}` holds an escape that is no character"),

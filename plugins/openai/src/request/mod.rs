@@ -4,6 +4,8 @@ mod fields;
 mod messages;
 mod prompt;
 mod read;
+#[cfg(test)]
+mod tests;
 mod unsupported;
 
 use heddle_plugin::generation::Prompt;

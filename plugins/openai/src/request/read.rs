@@ -113,7 +113,8 @@ pub(super) fn integer(at: &At<'_>, value: &RawValue) -> Result<i64, Fault> {
     }
     match value.get().parse::<f64>() {
         Ok(number) if number.fract() == 0.0 => Ok(number as i64),
-        _ => Err(at.expected("an integer", value)),
+        Ok(_) => Err(Fault::wrong_type(at.to_string(), "an integer", "a fraction")),
+        Err(_) => Err(at.expected("an integer", value)),
     }
 }
 
@@ -142,6 +143,33 @@ pub(super) fn tokens(at: &At<'_>, value: &RawValue) -> Result<Vec<u32>, Fault> {
         .enumerate()
         .map(|(i, id)| token(&At::Item(at, i), id))
         .collect()
+}
+
+/// Whether each escaped surrogate in a value has its other half (RFC 8259, 7). Splitting a value does not look at that.
+pub(super) fn escapes_are_characters(value: &RawValue) -> bool {
+    let mut rest = value.get();
+    // Escapes stand in strings only, and an escape's hexadecimal digits are already known to be such.
+    while let Some(at) = rest.find('\\') {
+        rest = &rest[at..];
+        let Some(unit) = utf16_escape(rest) else {
+            rest = &rest[2..];
+            continue;
+        };
+        rest = &rest[6..];
+        match unit {
+            0xd800..0xdc00 if utf16_escape(rest).is_some_and(|low| (0xdc00..0xe000).contains(&low)) => {
+                rest = &rest[6..];
+            }
+            0xd800..0xe000 => return false,
+            _ => {}
+        }
+    }
+    true
+}
+
+/// The value of the `\uXXXX` that a text starts with.
+fn utf16_escape(text: &str) -> Option<u16> {
+    u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok()
 }
 
 pub(super) fn is_null(value: &RawValue) -> bool {
