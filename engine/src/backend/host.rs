@@ -129,7 +129,9 @@ mod tests {
     #[test]
     fn quantised_rows_are_dequantised_in_the_model_order() {
         let (rows, cols) = (4, 256);
-        let numbers: Vec<f32> = (0..rows * cols).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
+        let numbers: Vec<f32> = (0..rows * cols)
+            .map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5)
+            .collect();
         let matrix = candle_core::Tensor::from_slice(&numbers, (rows, cols), &Device::Cpu).unwrap();
         for (dtype, tolerance) in [
             (GgmlDType::Q4_0, 0.04),

@@ -198,7 +198,13 @@ mod tests {
         kv_blocks: 8,
     };
 
-    fn span(rows: Range<usize>, start: usize, blocks: &[u32], adapter: Option<u8>, logits: LogitRows) -> Span {
+    fn span(
+        rows: Range<usize>,
+        start: usize,
+        blocks: &[u32],
+        adapter: Option<u8>,
+        logits: LogitRows,
+    ) -> Span {
         Span {
             rows,
             start,
@@ -249,11 +255,20 @@ mod tests {
         let mut unknown = batch(1, vec![span(0..1, 0, &[0], None, none)]);
         unknown.tokens[0] = TokenId(100);
         refused(unknown, "token 100");
-        refused(batch(2, vec![span(0..1, 0, &[0], None, none)]), "cover 1 rows of 2");
+        refused(
+            batch(2, vec![span(0..1, 0, &[0], None, none)]),
+            "cover 1 rows of 2",
+        );
         refused(batch(1, vec![span(0..0, 0, &[0], None, none)]), "0..0");
         refused(batch(2, vec![span(1..2, 0, &[0], None, none)]), "1..2");
-        refused(batch(2, vec![span(0..2, 15, &[0], None, none)]), "1 blocks do not hold 17");
+        refused(
+            batch(2, vec![span(0..2, 15, &[0], None, none)]),
+            "1 blocks do not hold 17",
+        );
         refused(batch(1, vec![span(0..1, 0, &[8], None, none)]), "no block 8");
-        refused(batch(1, vec![span(0..1, 64, &[0; 8], None, none)]), "past the context");
+        refused(
+            batch(1, vec![span(0..1, 64, &[0; 8], None, none)]),
+            "past the context",
+        );
     }
 }

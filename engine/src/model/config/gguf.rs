@@ -147,12 +147,17 @@ fn soft_cap(keys: Keys<'_>, architecture: Architecture, key: &str, default: f32)
 
 /// Which layers have a window: all but the last of each period, by llama.cpp's rule.
 fn windows(keys: Keys<'_>, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = keys.usize("attention.sliding_window")?.filter(|window| *window > 0);
+    let window = keys
+        .usize("attention.sliding_window")?
+        .filter(|window| *window > 0);
     let pattern = keys.get(
         "attention.sliding_window_pattern",
         "a number or a list of booleans, one for each layer",
         |value| match value {
-            Value::Array(layers) => layers.iter().map(|layer| layer.to_bool().ok()).collect::<Option<Vec<_>>>(),
+            Value::Array(layers) => layers
+                .iter()
+                .map(|layer| layer.to_bool().ok())
+                .collect::<Option<Vec<_>>>(),
             period => whole_number(period).map(|period| by_period(period, layers)),
         },
     )?;
@@ -164,13 +169,21 @@ fn windows(keys: Keys<'_>, architecture: Architecture, layers: usize) -> Result<
         (None, _) => vec![false; layers],
     };
     if pattern.len() != layers {
-        return Err(format!("the pattern of windows is of {} layers, the model of {layers}", pattern.len()));
+        return Err(format!(
+            "the pattern of windows is of {} layers, the model of {layers}",
+            pattern.len()
+        ));
     }
-    Ok(pattern.into_iter().map(|has_window| window.filter(|_| has_window)).collect())
+    Ok(pattern
+        .into_iter()
+        .map(|has_window| window.filter(|_| has_window))
+        .collect())
 }
 
 fn by_period(period: usize, layers: usize) -> Vec<bool> {
-    (0..layers).map(|layer| period == 0 || layer % period < period - 1).collect()
+    (0..layers)
+        .map(|layer| period == 0 || layer % period < period - 1)
+        .collect()
 }
 
 fn rope(keys: Keys<'_>, head_dim: usize, tensors: &GgufTensors) -> Result<Rope> {

@@ -420,12 +420,18 @@ mod tests {
         assert_eq!((llama.head_dim, llama.norm_eps, llama.rope.theta), (4, 1e-6, 1e4));
         assert!(!llama.tied_embeddings && !llama.qkv_bias);
         let gemma = config(json!({"architectures": ["Gemma2ForCausalLM"]})).unwrap();
-        assert_eq!((gemma.attention_soft_cap, gemma.logit_soft_cap), (Some(50.0), Some(30.0)));
+        assert_eq!(
+            (gemma.attention_soft_cap, gemma.logit_soft_cap),
+            (Some(50.0), Some(30.0))
+        );
         assert_eq!(gemma.windows, [Some(4096), None, Some(4096), None]);
         assert!(gemma.tied_embeddings && gemma.norm_plus_one && gemma.post_norms);
         let qwen = config(json!({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128})).unwrap();
         assert!(qwen.qkv_bias && !qwen.o_bias);
-        assert_eq!(qwen.windows, [None; 4], "Qwen's window is off unless `use_sliding_window` is true");
+        assert_eq!(
+            qwen.windows, [None; 4],
+            "Qwen's window is off unless `use_sliding_window` is true"
+        );
     }
 
     #[test]
@@ -435,7 +441,9 @@ mod tests {
         let mistral = json!({"architectures": ["MistralForCausalLM"], "sliding_window": null});
         assert_eq!(config(mistral).unwrap().windows, [None; 4]);
         assert_eq!(
-            config(json!({"architectures": ["MistralForCausalLM"]})).unwrap().windows,
+            config(json!({"architectures": ["MistralForCausalLM"]}))
+                .unwrap()
+                .windows,
             [Some(4096); 4]
         );
     }
@@ -474,11 +482,17 @@ mod tests {
             json!({"architectures": ["FalconForCausalLM"]}),
             &["FalconForCausalLM", "LlamaForCausalLM", "Phi3ForCausalLM"],
         );
-        refused(json!({"hidden_size": "wide"}), &["hidden_size", "wide", "whole number"]);
+        refused(
+            json!({"hidden_size": "wide"}),
+            &["hidden_size", "wide", "whole number"],
+        );
         refused(json!({"vocab_size": null}), &["vocab_size", "missing"]);
         refused(json!({"num_key_value_heads": 3}), &["4 attention heads", "3"]);
         refused(json!({"hidden_act": "relu"}), &["relu", "silu"]);
-        refused(json!({"rope_scaling": {"type": "dynamic", "factor": 2}}), &["dynamic", "yarn"]);
+        refused(
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2}}),
+            &["dynamic", "yarn"],
+        );
         let lists = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 1.0]});
         refused(json!({"rope_scaling": lists}), &["1 factors", "expected 2"]);
     }

@@ -180,7 +180,10 @@ mod tests {
     fn close(got: &[f32], expected: &[(usize, f64)]) {
         for (pair, expected) in expected {
             let got = f64::from(got[*pair]);
-            assert!((got / expected - 1.0).abs() < 1e-6, "pair {pair}: {got}, expected {expected}");
+            assert!(
+                (got / expected - 1.0).abs() < 1e-6,
+                "pair {pair}: {got}, expected {expected}"
+            );
         }
     }
 
