@@ -43,6 +43,9 @@ pub enum Error {
         /// What is wrong with it and what to write.
         reason: String,
     },
+    /// The model's tokenizer could not be read.
+    #[error("the model's tokenizer could not be read: {0}")]
+    Tokenizer(String),
     /// The waiting queue is full.
     #[error("the server is busy: {waiting} requests are waiting; try again in {retry_after} s")]
     Overloaded {
