@@ -248,6 +248,27 @@ impl Server {
         Events::new(response)
     }
 
+    /// Where its admin API listens.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn admin_url(&self) -> String {
+        self.printed("admin").expect("an admin API")
+    }
+
+    /// A request to the admin API; a body is a component.
+    pub fn admin(&self, method: &str, path: &str, token: &str, body: Vec<u8>) -> Answer {
+        let url = format!("{}{path}", self.admin_url());
+        let method = method.parse().expect("a method");
+        let request = self.client.request(method, url).bearer_auth(token);
+        send(request.header("content-type", "application/wasm").body(body))
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A number of `/health`.
     pub fn health(&self, key: &str) -> u64 {
         self.get("/health").json()[key].as_u64().expect("a number")
@@ -284,14 +305,18 @@ impl Server {
         }
     }
 
+    /// What the banner says of something.
+    fn printed(&self, name: &str) -> Option<String> {
+        let output = self.output();
+        let line = output.lines().find_map(|line| line.trim().strip_prefix(name))?;
+        Some(line.trim().to_owned())
+    }
+
     fn wait_until_ready(&mut self) {
         let start = Instant::now();
         loop {
-            let listening = self.output().lines().find_map(|line| {
-                let address = line.trim().strip_prefix("listening")?.trim();
-                address.strip_prefix("http://")?.parse().ok()
-            });
-            if let Some(address) = listening {
+            let listening = self.printed("listening");
+            if let Some(address) = listening.and_then(|url| url.strip_prefix("http://")?.parse().ok()) {
                 self.address = address;
                 return;
             }

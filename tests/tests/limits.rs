@@ -301,11 +301,7 @@ fn the_admin_api_wants_its_token() {
     let server = Server::builder()
         .env("HEDDLE_ADMIN__LISTEN", "127.0.0.1:0")
         .start();
-    let admin = server
-        .output()
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("admin").map(|url| url.trim().to_owned()))
-        .unwrap();
+    let admin = server.admin_url();
     let port = admin.rsplit(':').next().unwrap();
     let token = std::fs::read_to_string(server.folder().join(format!("state/admin-{port}.token"))).unwrap();
     let client = reqwest::blocking::Client::builder().no_proxy().build().unwrap();
@@ -322,7 +318,7 @@ fn the_admin_api_wants_its_token() {
         .unwrap()
         .json()
         .unwrap();
-    let slots: Vec<_> = list["plugins"]
+    let slots: Vec<_> = list["slots"]
         .as_array()
         .unwrap()
         .iter()

@@ -40,12 +40,27 @@ use std::sync::Arc;
 
 use crate::{
     batch::{AdapterLoader, Logits},
-    error::Result,
+    error::{Error, Result},
 };
 
 pub use host::{HostTensor, RowOrder};
 pub use spec::{AttentionSpec, HeadSpec, HeadWeight, LinearPart, LinearSpec, NormSpec, RopeSpec};
 pub use step::{Segment, Sequence, Step, StepLimits};
+
+/// Sets how many threads compute on the CPU, for the whole process: once, before the first model is loaded. Without it
+/// there is one for each core.
+///
+/// # Errors
+/// They run already.
+pub fn use_threads(count: usize) -> Result<()> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(count)
+        .build_global()
+        .map_err(|error| Error::Backend {
+            backend: "CPU",
+            reason: error.to_string(),
+        })
+}
 
 /// A back end. See the [module](self) for what its authors must uphold.
 pub trait Backend: Sized + Send + 'static {

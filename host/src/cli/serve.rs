@@ -5,12 +5,13 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context;
 use heddle_engine::{
     adapter::AdapterRegistry,
+    backend,
     engine::Engine,
     hub::{Source, Sources},
     model::{self, BackendChoice, LoadOptions},
@@ -167,9 +168,12 @@ fn assemble(config: &Config, plugins: PluginHost) -> Result<(App, BaseModel)> {
         })
         .collect();
     let sources = Sources::new(config.sources.sources(roots))?;
-    let base = base_model::fetch(&sources, wanted)?;
+    let mut base = base_model::fetch(&sources, wanted)?;
 
-    let started = std::time::Instant::now();
+    let started = Instant::now();
+    if let Some(threads) = config.model.threads {
+        backend::use_threads(threads)?;
+    }
     let options = LoadOptions {
         backend: match config.model.device {
             Device::Auto | Device::Reference => BackendChoice::Reference,
@@ -178,7 +182,6 @@ fn assemble(config: &Config, plugins: PluginHost) -> Result<(App, BaseModel)> {
         context: config.model.context,
     };
     let model = model::load(&base.files, &options)?;
-    let mut base = base;
     base.device.clone_from(&model.device);
     tracing::info!(
         model = base.name,

@@ -20,7 +20,7 @@ macro_rules! builtins {
 }
 
 /// All of them.
-pub(super) const BUILTINS: &[Builtin] = builtins!["auth-token", "stop"];
+pub(super) const BUILTINS: &[Builtin] = builtins!["auth-token", "openai", "stop"];
 
 /// A slot that is there without being configured.
 pub(super) struct DefaultSlot {
@@ -36,6 +36,11 @@ pub(super) const DEFAULT_SLOTS: &[DefaultSlot] = &[
         slot: "auth",
         component: "auth-token",
         must: Role::Auth,
+    },
+    DefaultSlot {
+        slot: "openai",
+        component: "openai",
+        must: Role::Protocol,
     },
     DefaultSlot {
         slot: "stop",
