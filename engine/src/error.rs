@@ -55,7 +55,9 @@ pub enum Error {
         retry_after: u32,
     },
     /// The tenant has as many sequences as it may have at a time.
-    #[error("this tenant may have {limit} generations at a time and has them: wait for one to end, or try again in {retry_after} s")]
+    #[error(
+        "this tenant may have {limit} generations at a time and has them: wait for one to end, or try again in {retry_after} s"
+    )]
     TenantLimit {
         /// Sequences that it may have.
         limit: u32,

@@ -48,6 +48,14 @@ pub enum Error {
     /// The configuration is not valid.
     #[error("{0}")]
     Config(String),
+    /// The address to listen at cannot be had.
+    #[error("cannot listen at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// The engine said no.
     #[error(transparent)]
     Engine(#[from] heddle_engine::Error),

@@ -1,2 +1,5 @@
-//! The `heddle` command.
-fn main() {}
+//! The `heddle` command: everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    heddle::cli::main()
+}

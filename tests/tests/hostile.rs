@@ -63,8 +63,9 @@ fn sixteen_streams_run_on_undisturbed() {
     let server = admin_server(&config);
 
     // The same streams with nobody in the way: the right answers.
-    let expected: Vec<String> =
-        (0..16).map(|client| stream_chat(&server, &format!("Tell me story {client}."), 48).text).collect();
+    let expected: Vec<String> = (0..16)
+        .map(|client| stream_chat(&server, &format!("Tell me story {client}."), 48).text)
+        .collect();
 
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -90,10 +91,18 @@ fn sixteen_streams_run_on_undisturbed() {
                 assert!(answer.status >= 500, "{mode}: {} {}", answer.status, answer.text);
                 assert!(answer.json().get("error").is_some(), "{mode}: {}", answer.text);
                 assert!(!answer.text.contains("a prompt"), "{mode}: {}", answer.text);
-                assert!(start.elapsed() < Duration::from_secs(20), "{mode} took {:?}", start.elapsed());
+                assert!(
+                    start.elapsed() < Duration::from_secs(20),
+                    "{mode} took {:?}",
+                    start.elapsed()
+                );
             }
             for mode in REFUSED {
-                assert_eq!(server.post(&format!("/{mode}"), &json!("a prompt")).status, 404, "{mode} was taken");
+                assert_eq!(
+                    server.post(&format!("/{mode}"), &json!("a prompt")).status,
+                    404,
+                    "{mode} was taken"
+                );
             }
             let shipped = component("stop", false);
             let refusals: [(&str, Vec<u8>); 6] = [
@@ -107,7 +116,11 @@ fn sixteen_streams_run_on_undisturbed() {
             for (what, bytes) in refusals {
                 let answer = install(&server, "stop", bytes);
                 assert_eq!(answer.status, 422, "{what}: {}", answer.text);
-                assert!(answer.text.len() > 40, "{what} is refused with a reason: {}", answer.text);
+                assert!(
+                    answer.text.len() > 40,
+                    "{what} is refused with a reason: {}",
+                    answer.text
+                );
             }
         }));
         done.store(true, Ordering::Relaxed);
@@ -140,7 +153,11 @@ fn a_failing_auth_component_denies() {
             "/v1/chat/completions",
             &json!({"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}),
         );
-        assert!(answer.status == 403 || answer.status == 401 || answer.status >= 500, "{mode}: {}", answer.status);
+        assert!(
+            answer.status == 403 || answer.status == 401 || answer.status >= 500,
+            "{mode}: {}",
+            answer.status
+        );
         assert!(answer.json().get("choices").is_none(), "{mode}: {}", answer.text);
     }
 }

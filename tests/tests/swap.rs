@@ -50,7 +50,10 @@ fn two_hundred_swaps_under_sixteen_streams() {
         for client in clients {
             seen.extend(client.join().expect("a client saw a broken stream"));
         }
-        (memory.unwrap_or_else(|panic| std::panic::resume_unwind(panic)), seen)
+        (
+            memory.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            seen,
+        )
     });
     assert_eq!(seen.len(), 2, "streams ran under both builds: {seen:?}");
     assert!(streams.load(Ordering::Relaxed) >= CLIENTS);
@@ -61,9 +64,15 @@ fn two_hundred_swaps_under_sixteen_streams() {
         values[values.len() / 2]
     };
     let (early, late) = (middle(&memory[50..100]), middle(&memory[SWAPS - 50..]));
-    println!("{} streams; resident after 50 swaps {early} KiB, at the end {late} KiB", streams.into_inner());
+    println!(
+        "{} streams; resident after 50 swaps {early} KiB, at the end {late} KiB",
+        streams.into_inner()
+    );
     // Noise of the allocator's and of the streams themselves; a generation that stays would cost megabytes each.
-    assert!(late < early + early / 10 + 16 * 1024, "memory grew from {early} to {late} KiB");
+    assert!(
+        late < early + early / 10 + 16 * 1024,
+        "memory grew from {early} to {late} KiB"
+    );
 }
 
 /// Swaps slot after slot, and asks after each swap of `openai` whether the next request uses it. Returns the resident
@@ -84,7 +93,11 @@ fn swap(server: &Server) -> Vec<u64> {
                 )
                 .success();
             let fingerprint = next["system_fingerprint"].as_str().expect("a fingerprint");
-            assert_eq!(fingerprint.ends_with("+b"), twin, "the next request after swap {round} got {fingerprint}");
+            assert_eq!(
+                fingerprint.ends_with("+b"),
+                twin,
+                "the next request after swap {round} got {fingerprint}"
+            );
         }
         memory.push(resident_kib(server));
     }

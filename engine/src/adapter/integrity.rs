@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{
     lease::Claim,
-    slots::State,
+    state::State,
     tiers::{Budget, Device},
 };
 

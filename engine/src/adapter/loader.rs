@@ -15,8 +15,9 @@ use super::{
     lease::Callback,
     peft,
     registry::Shared,
-    slots::{ReadFrom, SlotKey, Start, Work, watched},
+    slots::{ReadFrom, SlotKey, watched},
     stamp::Stamp,
+    state::{Start, Work},
     tiers::Trash,
 };
 use crate::{

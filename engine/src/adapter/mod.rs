@@ -6,10 +6,12 @@ mod generation;
 mod integrity;
 mod lease;
 mod loader;
+mod outcomes;
 pub mod peft;
 mod registry;
 mod slots;
 mod stamp;
+mod state;
 mod tiers;
 mod weights;
 

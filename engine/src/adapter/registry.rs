@@ -1,7 +1,7 @@
 //! The registry: names, what they stand for, and what of it is loaded.
 //!
 //! Requests take a [`Lease`]; it is ready when the adapter is on the device, and keeps it there. Between the name and the device lie a
-//! source, host memory and threads that load (`loader`); what is known of all of it is behind one lock (`slots`), under which nothing
+//! source, host memory and threads that load (`loader`); what is known of all of it is behind one lock (`state`), under which nothing
 //! blocks; which adapters stay where is decided in `tiers`.
 
 use std::{
@@ -15,8 +15,9 @@ use super::{
     AdapterSource, AdapterStats, Lease,
     lease::{Callback, LeaseCell},
     loader,
-    slots::{Ask, SlotKey, State, Viewer, Work, watched},
+    slots::{SlotKey, Viewer, watched},
     stamp::Stamp,
+    state::{Ask, State, Work},
     tiers::Tiers,
 };
 use crate::{

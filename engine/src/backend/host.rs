@@ -124,4 +124,39 @@ mod tests {
         };
         assert_eq!(tensor.to_f32().unwrap(), [-1.5, 0.25]);
     }
+
+    /// Against candle's own dequantisation, and near the numbers that were quantised.
+    #[test]
+    fn quantised_rows_are_dequantised_in_the_model_order() {
+        let (rows, cols) = (4, 256);
+        let numbers: Vec<f32> = (0..rows * cols)
+            .map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5)
+            .collect();
+        let matrix = candle_core::Tensor::from_slice(&numbers, (rows, cols), &Device::Cpu).unwrap();
+        for (dtype, tolerance) in [
+            (GgmlDType::Q4_0, 0.04),
+            (GgmlDType::Q4_1, 0.04),
+            (GgmlDType::Q5_0, 0.02),
+            (GgmlDType::Q8_0, 0.003),
+            (GgmlDType::Q4K, 0.04),
+            (GgmlDType::Q6K, 0.01),
+        ] {
+            let quantised = QTensor::quantize(&matrix, dtype).unwrap();
+            let data = quantised.data().unwrap();
+            let tensor = HostTensor {
+                rows,
+                cols,
+                dtype,
+                data: &data,
+                order: RowOrder::Interleaved { heads: 1 },
+            };
+            let got = tensor.to_f32().unwrap();
+            for (row, stored) in [0, 2, 1, 3].into_iter().enumerate() {
+                for col in 0..cols {
+                    let (got, was) = (got[row * cols + col], numbers[stored * cols + col]);
+                    assert!((got - was).abs() < tolerance, "{dtype:?}: {got}, was {was}");
+                }
+            }
+        }
+    }
 }

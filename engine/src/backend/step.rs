@@ -181,3 +181,94 @@ impl Step {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        batch::Span,
+        ids::{Generation, TokenId},
+    };
+
+    const LIMITS: StepLimits = StepLimits {
+        vocab: 100,
+        context: 64,
+        kv_blocks: 8,
+    };
+
+    fn span(
+        rows: Range<usize>,
+        start: usize,
+        blocks: &[u32],
+        adapter: Option<u8>,
+        logits: LogitRows,
+    ) -> Span {
+        Span {
+            rows,
+            start,
+            blocks: blocks.iter().copied().map(BlockId).collect(),
+            adapter: adapter.map(|name| DeviceAdapter {
+                generation: Generation([name; 32]),
+                bytes: 0,
+                inner: Arc::new(()),
+            }),
+            logits,
+        }
+    }
+
+    fn batch(rows: u32, spans: Vec<Span>) -> Batch {
+        Batch {
+            tokens: (0..rows).map(TokenId).collect(),
+            spans,
+        }
+    }
+
+    #[test]
+    fn rows_find_their_slots_segments_and_logits() {
+        let batch = batch(
+            6,
+            vec![
+                span(0..2, 15, &[3, 5], Some(1), LogitRows::Last),
+                span(2..3, 0, &[7], None, LogitRows::None),
+                span(3..4, 4, &[2], Some(2), LogitRows::Last),
+                span(4..6, 0, &[1], Some(1), LogitRows::All),
+            ],
+        );
+        let step = Step::new(&batch, LIMITS).unwrap();
+        assert_eq!(step.positions, [15, 16, 0, 4, 0, 1]);
+        assert_eq!(step.slots, [3 * 16 + 15, 5 * 16, 7 * 16, 2 * 16 + 4, 16, 17]);
+        assert_eq!(step.wanted, [1, 3, 4, 5]);
+        assert_eq!(step.lora_rows, [0, 1, 4, 5, 3]);
+        let ranges: Vec<_> = step.segments.iter().map(|segment| segment.rows.clone()).collect();
+        assert_eq!(ranges, [0..4, 4..5]);
+    }
+
+    #[test]
+    fn a_batch_that_breaks_the_rules_is_refused() {
+        let refused = |batch: Batch, words: &str| {
+            let error = Step::new(&batch, LIMITS).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        let none = LogitRows::None;
+        let mut unknown = batch(1, vec![span(0..1, 0, &[0], None, none)]);
+        unknown.tokens[0] = TokenId(100);
+        refused(unknown, "token 100");
+        refused(
+            batch(2, vec![span(0..1, 0, &[0], None, none)]),
+            "cover 1 rows of 2",
+        );
+        refused(batch(1, vec![span(0..0, 0, &[0], None, none)]), "0..0");
+        refused(batch(2, vec![span(1..2, 0, &[0], None, none)]), "1..2");
+        refused(
+            batch(2, vec![span(0..2, 15, &[0], None, none)]),
+            "1 blocks do not hold 17",
+        );
+        refused(batch(1, vec![span(0..1, 0, &[8], None, none)]), "no block 8");
+        refused(
+            batch(1, vec![span(0..1, 64, &[0; 8], None, none)]),
+            "past the context",
+        );
+    }
+}

@@ -50,7 +50,15 @@ impl Choice {
         detokenizer: Detokenizer,
         permit: Permit,
     ) -> Self {
-        Self { sequence, sampler, history, detokenizer, generated: 0, stopping: false, _permit: permit }
+        Self {
+            sequence,
+            sampler,
+            history,
+            detokenizer,
+            generated: 0,
+            stopping: false,
+            _permit: permit,
+        }
     }
 }
 
@@ -104,7 +112,11 @@ impl Active {
     ) -> Self {
         // Nothing comes before the first token, so its probability is not known.
         let first = prompt.first().filter(|_| rules.prompt_logprobs.is_some());
-        let prompt_infos = first.map(|&id| TokenInfo { id, logprob: None, top: Vec::new() });
+        let prompt_infos = first.map(|&id| TokenInfo {
+            id,
+            logprob: None,
+            top: Vec::new(),
+        });
         Self {
             events,
             lease,
@@ -177,7 +189,8 @@ impl Active {
             return Outcome::Pending;
         }
         let last = rows.len() - vocab;
-        self.next_token(choice, &mut rows[last..], scratch).unwrap_or(Outcome::Cancelled)
+        self.next_token(choice, &mut rows[last..], scratch)
+            .unwrap_or(Outcome::Cancelled)
     }
 
     /// The logits of the positions from `start` on say how likely the tokens after them were.
@@ -188,17 +201,29 @@ impl Active {
             if place == self.prompt_infos.len() {
                 let id = self.prompt[place];
                 let (logprob, top) = logprobs(row, id, top);
-                self.prompt_infos.push(TokenInfo { id, logprob: Some(logprob), top });
+                self.prompt_infos.push(TokenInfo {
+                    id,
+                    logprob: Some(logprob),
+                    top,
+                });
             }
         }
     }
 
     /// Everything that the choice has is computed; `logits` are for what comes next.
-    fn next_token(&mut self, index: u32, logits: &mut [f32], scratch: &mut Vec<f32>) -> Result<Outcome, Gone> {
+    fn next_token(
+        &mut self,
+        index: u32,
+        logits: &mut [f32],
+        scratch: &mut Vec<f32>,
+    ) -> Result<Outcome, Gone> {
         if !self.prefilled {
             self.prefilled = true;
             let prompt = std::mem::take(&mut self.prompt_infos);
-            self.send(Event::Prefilled { cached_tokens: self.cached_tokens, prompt })?;
+            self.send(Event::Prefilled {
+                cached_tokens: self.cached_tokens,
+                prompt,
+            })?;
             self.rules.prompt_logprobs = None;
         }
         let rules = &self.rules;
@@ -206,7 +231,11 @@ impl Active {
             return Ok(Outcome::Ended);
         };
         if choice.stopping || choice.generated >= rules.max_tokens {
-            let reason = if choice.stopping { FinishReason::Stopped } else { FinishReason::Length };
+            let reason = if choice.stopping {
+                FinishReason::Stopped
+            } else {
+                FinishReason::Length
+            };
             self.finish(index, reason)?;
             return Ok(Outcome::Ended);
         }
@@ -232,9 +261,17 @@ impl Active {
             }
             None => (None, Vec::new()),
         };
-        let text = if ends { String::new() } else { choice.detokenizer.push(id) };
+        let text = if ends {
+            String::new()
+        } else {
+            choice.detokenizer.push(id)
+        };
         let full = choice.generated >= rules.max_tokens;
-        self.send(Event::Token { choice: index, text, token: TokenInfo { id, logprob, top } })?;
+        self.send(Event::Token {
+            choice: index,
+            text,
+            token: TokenInfo { id, logprob, top },
+        })?;
         let reason = match (ends, full) {
             (true, _) => FinishReason::Eos,
             (false, true) => FinishReason::Length,
@@ -262,7 +299,12 @@ impl Active {
     fn finish(&mut self, index: u32, reason: FinishReason) -> Result<(), Gone> {
         if let Some(mut choice) = self.choices.get_mut(index as usize).and_then(Option::take) {
             let text = choice.detokenizer.finish();
-            self.send(Event::Finished { choice: index, text, reason, generated: choice.generated })?;
+            self.send(Event::Finished {
+                choice: index,
+                text,
+                reason,
+                generated: choice.generated,
+            })?;
         }
         Ok(())
     }

@@ -21,11 +21,18 @@ pub(super) struct Bounds<'a> {
 }
 
 fn invalid<T>(parameter: &'static str, message: impl Into<String>) -> Result<T> {
-    Err(Error::InvalidRequest { parameter, message: message.into() })
+    Err(Error::InvalidRequest {
+        parameter,
+        message: message.into(),
+    })
 }
 
 fn require(holds: bool, parameter: &'static str, message: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { invalid(parameter, message()) }
+    if holds {
+        Ok(())
+    } else {
+        invalid(parameter, message())
+    }
 }
 
 /// The tokens that end a choice of this request.
@@ -45,13 +52,18 @@ pub(super) fn check_parameters(request: &GenerateRequest, bounds: Bounds<'_>) ->
     require((1..=MAX_CHOICES).contains(&choices), "choices", || {
         format!("must be between 1 and {MAX_CHOICES}; it is {choices}")
     })?;
-    for (parameter, top) in [("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)] {
+    for (parameter, top) in [
+        ("logprobs", request.logprobs),
+        ("prompt_logprobs", request.prompt_logprobs),
+    ] {
         let top = top.unwrap_or(0);
         require(top <= MAX_TOP_LOGPROBS, parameter, || {
             format!("must be at most {MAX_TOP_LOGPROBS}; it is {top}")
         })?;
     }
-    require(request.truncate != Some(0), "truncate", || "must be at least 1; it is 0".to_owned())?;
+    require(request.truncate != Some(0), "truncate", || {
+        "must be at least 1; it is 0".to_owned()
+    })?;
     let min_tokens = request.min_tokens;
     if let Some(max_tokens) = request.max_tokens {
         require(min_tokens <= max_tokens, "min_tokens", || {
@@ -59,10 +71,16 @@ pub(super) fn check_parameters(request: &GenerateRequest, bounds: Bounds<'_>) ->
         })?;
     }
     if let Some(allowed) = &request.sampling.allowed_tokens {
-        let ending = if min_tokens > 0 { ending_tokens(request, bounds.eos) } else { Vec::new() };
-        let usable = |token: &TokenId| !request.sampling.banned_tokens.contains(token) && !ending.contains(token);
+        let ending = if min_tokens > 0 {
+            ending_tokens(request, bounds.eos)
+        } else {
+            Vec::new()
+        };
+        let usable =
+            |token: &TokenId| !request.sampling.banned_tokens.contains(token) && !ending.contains(token);
         require(allowed.iter().any(usable), "allowed_tokens", || {
-            "must name a token that is not banned, and with `min_tokens` one that does not end the text".to_owned()
+            "must name a token that is not banned, and with `min_tokens` one that does not end the text"
+                .to_owned()
         })?;
     }
     Ok(())
@@ -70,23 +88,69 @@ pub(super) fn check_parameters(request: &GenerateRequest, bounds: Bounds<'_>) ->
 
 fn check_sampling(sampling: &SamplingParams, vocab: usize) -> Result<()> {
     let number = |parameter, value: f32, holds: fn(f32) -> bool, range: &str| {
-        require(holds(value), parameter, || format!("must be {range}; it is {value}"))
+        require(holds(value), parameter, || {
+            format!("must be {range}; it is {value}")
+        })
     };
-    number("temperature", sampling.temperature, |t| t.is_finite() && t >= 0.0, "a finite number of at least 0")?;
-    number("top_p", sampling.top_p, |p| p > 0.0 && p <= 1.0, "greater than 0 and at most 1")?;
-    number("min_p", sampling.min_p, |p| (0.0..=1.0).contains(&p), "between 0 and 1")?;
-    number("typical_p", sampling.typical_p, |p| p > 0.0 && p <= 1.0, "greater than 0 and at most 1")?;
+    number(
+        "temperature",
+        sampling.temperature,
+        |t| t.is_finite() && t >= 0.0,
+        "a finite number of at least 0",
+    )?;
+    number(
+        "top_p",
+        sampling.top_p,
+        |p| p > 0.0 && p <= 1.0,
+        "greater than 0 and at most 1",
+    )?;
+    number(
+        "min_p",
+        sampling.min_p,
+        |p| (0.0..=1.0).contains(&p),
+        "between 0 and 1",
+    )?;
+    number(
+        "typical_p",
+        sampling.typical_p,
+        |p| p > 0.0 && p <= 1.0,
+        "greater than 0 and at most 1",
+    )?;
     let penalty = |p: f32| (-2.0..=2.0).contains(&p);
-    number("frequency_penalty", sampling.frequency_penalty, penalty, "between -2 and 2")?;
-    number("presence_penalty", sampling.presence_penalty, penalty, "between -2 and 2")?;
+    number(
+        "frequency_penalty",
+        sampling.frequency_penalty,
+        penalty,
+        "between -2 and 2",
+    )?;
+    number(
+        "presence_penalty",
+        sampling.presence_penalty,
+        penalty,
+        "between -2 and 2",
+    )?;
     let repetition = |p: f32| p.is_finite() && p > 0.0;
-    number("repetition_penalty", sampling.repetition_penalty, repetition, "a finite number greater than 0")?;
+    number(
+        "repetition_penalty",
+        sampling.repetition_penalty,
+        repetition,
+        "a finite number greater than 0",
+    )?;
     for (&token, &bias) in &sampling.logit_bias {
         check_tokens("logit_bias", &[token], vocab)?;
-        number("logit_bias", bias, f32::is_finite, "a finite number for each token")?;
+        number(
+            "logit_bias",
+            bias,
+            f32::is_finite,
+            "a finite number for each token",
+        )?;
     }
     check_tokens("banned_tokens", &sampling.banned_tokens, vocab)?;
-    check_tokens("allowed_tokens", sampling.allowed_tokens.as_deref().unwrap_or(&[]), vocab)
+    check_tokens(
+        "allowed_tokens",
+        sampling.allowed_tokens.as_deref().unwrap_or(&[]),
+        vocab,
+    )
 }
 
 fn check_tokens(parameter: &'static str, tokens: &[TokenId], vocab: usize) -> Result<()> {
@@ -94,20 +158,29 @@ fn check_tokens(parameter: &'static str, tokens: &[TokenId], vocab: usize) -> Re
         None => Ok(()),
         Some(token) => invalid(
             parameter,
-            format!("must name tokens below {vocab}, the size of the vocabulary; {} is not", token.0),
+            format!(
+                "must name tokens below {vocab}, the size of the vocabulary; {} is not",
+                token.0
+            ),
         ),
     }
 }
 
 /// Checks a prompt, truncated already, and returns how many tokens each choice may get.
 pub(super) fn check_prompt(prompt: &[TokenId], max_tokens: Option<u32>, bounds: Bounds<'_>) -> Result<usize> {
-    require(!prompt.is_empty(), "prompt", || "must have at least one token; it is empty".to_owned())?;
+    require(!prompt.is_empty(), "prompt", || {
+        "must have at least one token; it is empty".to_owned()
+    })?;
     check_tokens("prompt", prompt, bounds.vocab)?;
     let room = bounds.context.checked_sub(prompt.len());
     let wanted = max_tokens.map_or(1, |tokens| tokens as usize);
     match room {
         Some(room) if wanted <= room => Ok(max_tokens.map_or(room, |tokens| tokens as usize)),
-        _ => Err(Error::ContextExceeded { context: bounds.context, prompt: prompt.len(), wanted }),
+        _ => Err(Error::ContextExceeded {
+            context: bounds.context,
+            prompt: prompt.len(),
+            wanted,
+        }),
     }
 }
 
@@ -116,7 +189,11 @@ mod tests {
     use super::*;
     use crate::request::Prompt;
 
-    const BOUNDS: Bounds<'_> = Bounds { vocab: 100, context: 50, eos: &[TokenId(2)] };
+    const BOUNDS: Bounds<'_> = Bounds {
+        vocab: 100,
+        context: 50,
+        eos: &[TokenId(2)],
+    };
 
     fn refused(change: impl FnOnce(&mut GenerateRequest)) -> &'static str {
         let mut request = GenerateRequest::new(Prompt::Text(String::new()));
@@ -138,20 +215,48 @@ mod tests {
         type Field = fn(&mut SamplingParams) -> &mut f32;
         let nan = f32::NAN;
         let cases: [(&str, Field, &[f32], &[f32]); 7] = [
-            ("temperature", |s| &mut s.temperature, &[0.0, 2.0, 1e9], &[-0.1, nan, f32::INFINITY]),
+            (
+                "temperature",
+                |s| &mut s.temperature,
+                &[0.0, 2.0, 1e9],
+                &[-0.1, nan, f32::INFINITY],
+            ),
             ("top_p", |s| &mut s.top_p, &[1e-9, 1.0], &[0.0, 1.1, nan]),
             ("min_p", |s| &mut s.min_p, &[0.0, 1.0], &[-0.1, 1.1, nan]),
             ("typical_p", |s| &mut s.typical_p, &[0.1, 1.0], &[0.0, 1.1, nan]),
-            ("repetition_penalty", |s| &mut s.repetition_penalty, &[0.1, 2.0], &[0.0, -1.0, nan, f32::INFINITY]),
-            ("frequency_penalty", |s| &mut s.frequency_penalty, &[-2.0, 2.0], &[-2.1, 2.1, nan]),
-            ("presence_penalty", |s| &mut s.presence_penalty, &[-2.0, 2.0], &[-2.1, 2.1, nan]),
+            (
+                "repetition_penalty",
+                |s| &mut s.repetition_penalty,
+                &[0.1, 2.0],
+                &[0.0, -1.0, nan, f32::INFINITY],
+            ),
+            (
+                "frequency_penalty",
+                |s| &mut s.frequency_penalty,
+                &[-2.0, 2.0],
+                &[-2.1, 2.1, nan],
+            ),
+            (
+                "presence_penalty",
+                |s| &mut s.presence_penalty,
+                &[-2.0, 2.0],
+                &[-2.1, 2.1, nan],
+            ),
         ];
         for (name, field, good, bad) in cases {
             for &value in good {
-                assert_eq!(refused(|request| *field(&mut request.sampling) = value), "", "{name} {value}");
+                assert_eq!(
+                    refused(|request| *field(&mut request.sampling) = value),
+                    "",
+                    "{name} {value}"
+                );
             }
             for &value in bad {
-                assert_eq!(refused(|request| *field(&mut request.sampling) = value), name, "{value}");
+                assert_eq!(
+                    refused(|request| *field(&mut request.sampling) = value),
+                    name,
+                    "{value}"
+                );
             }
         }
     }
@@ -161,9 +266,18 @@ mod tests {
         let out = || vec![TokenId(3), TokenId(100)];
         assert_eq!(refused(|r| r.stop_tokens = out()), "stop_tokens");
         assert_eq!(refused(|r| r.sampling.banned_tokens = out()), "banned_tokens");
-        assert_eq!(refused(|r| r.sampling.allowed_tokens = Some(out())), "allowed_tokens");
-        assert_eq!(refused(|r| r.sampling.logit_bias = [(TokenId(100), 1.0)].into()), "logit_bias");
-        assert_eq!(refused(|r| r.sampling.logit_bias = [(TokenId(1), f32::NAN)].into()), "logit_bias");
+        assert_eq!(
+            refused(|r| r.sampling.allowed_tokens = Some(out())),
+            "allowed_tokens"
+        );
+        assert_eq!(
+            refused(|r| r.sampling.logit_bias = [(TokenId(100), 1.0)].into()),
+            "logit_bias"
+        );
+        assert_eq!(
+            refused(|r| r.sampling.logit_bias = [(TokenId(1), f32::NAN)].into()),
+            "logit_bias"
+        );
         assert_eq!(refused(|r| r.stop_tokens = vec![TokenId(99)]), "");
     }
 
@@ -173,17 +287,28 @@ mod tests {
         assert_eq!(refused(|r| r.choices = MAX_CHOICES + 1), "choices");
         assert_eq!(refused(|r| r.choices = MAX_CHOICES), "");
         assert_eq!(refused(|r| r.logprobs = Some(MAX_TOP_LOGPROBS + 1)), "logprobs");
-        assert_eq!(refused(|r| r.prompt_logprobs = Some(MAX_TOP_LOGPROBS + 1)), "prompt_logprobs");
+        assert_eq!(
+            refused(|r| r.prompt_logprobs = Some(MAX_TOP_LOGPROBS + 1)),
+            "prompt_logprobs"
+        );
         assert_eq!(refused(|r| r.truncate = Some(0)), "truncate");
-        let limits = |min, max| move |r: &mut GenerateRequest| (r.min_tokens, r.max_tokens) = (min, Some(max));
+        let limits =
+            |min, max| move |r: &mut GenerateRequest| (r.min_tokens, r.max_tokens) = (min, Some(max));
         assert_eq!((refused(limits(5, 4)), refused(limits(4, 4))), ("min_tokens", ""));
     }
 
     #[test]
     fn a_token_is_left_to_choose() {
         let allow = |tokens: &[u32]| Some(tokens.iter().copied().map(TokenId).collect());
-        assert_eq!(refused(|r| r.sampling.allowed_tokens = allow(&[])), "allowed_tokens");
-        assert_eq!(refused(|r| r.sampling.allowed_tokens = allow(&[2])), "", "the text ends at once");
+        assert_eq!(
+            refused(|r| r.sampling.allowed_tokens = allow(&[])),
+            "allowed_tokens"
+        );
+        assert_eq!(
+            refused(|r| r.sampling.allowed_tokens = allow(&[2])),
+            "",
+            "the text ends at once"
+        );
         let only_eos = |r: &mut GenerateRequest| {
             r.sampling.allowed_tokens = allow(&[2]);
             r.min_tokens = 1;
@@ -209,13 +334,30 @@ mod tests {
         assert_eq!(limit(10, Some(40)).unwrap(), 40);
         assert_eq!(limit(50, Some(0)).unwrap(), 0);
         for (len, max, wanted) in [(10, Some(41), 41), (50, None, 1), (51, Some(0), 0)] {
-            let Err(Error::ContextExceeded { context: 50, prompt, wanted: asked }) = limit(len, max) else {
+            let Err(Error::ContextExceeded {
+                context: 50,
+                prompt,
+                wanted: asked,
+            }) = limit(len, max)
+            else {
                 panic!("{len} tokens and {max:?} more were taken");
             };
             assert_eq!((prompt, asked), (len, wanted));
         }
-        assert!(matches!(limit(0, None), Err(Error::InvalidRequest { parameter: "prompt", .. })));
+        assert!(matches!(
+            limit(0, None),
+            Err(Error::InvalidRequest {
+                parameter: "prompt",
+                ..
+            })
+        ));
         let foreign = check_prompt(&[TokenId(100)], None, BOUNDS);
-        assert!(matches!(foreign, Err(Error::InvalidRequest { parameter: "prompt", .. })));
+        assert!(matches!(
+            foreign,
+            Err(Error::InvalidRequest {
+                parameter: "prompt",
+                ..
+            })
+        ));
     }
 }

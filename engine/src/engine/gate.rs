@@ -41,7 +41,10 @@ pub(super) struct Permit {
 
 impl Gate {
     pub(super) fn new(max_waiting: usize) -> Arc<Self> {
-        Arc::new(Self { max_waiting, counts: Mutex::default() })
+        Arc::new(Self {
+            max_waiting,
+            counts: Mutex::default(),
+        })
     }
 
     /// Lets a request of so many sequences in, if the queue has a place and the tenant, whose limit is `limit`, may have so
@@ -55,7 +58,10 @@ impl Gate {
         let mut counts = self.counts();
         let retry_after = counts.retry_after();
         if counts.waiting >= self.max_waiting {
-            return Err(Error::Overloaded { waiting: counts.waiting, retry_after });
+            return Err(Error::Overloaded {
+                waiting: counts.waiting,
+                retry_after,
+            });
         }
         let of_tenant = counts.tenants.get(tenant).copied().unwrap_or(0);
         if let Some(limit) = limit {
@@ -71,7 +77,10 @@ impl Gate {
         }
         counts.tenants.insert(tenant.clone(), of_tenant + sequences);
         counts.waiting += 1;
-        let permit = |_| Permit { gate: self.clone(), tenant: tenant.clone() };
+        let permit = |_| Permit {
+            gate: self.clone(),
+            tenant: tenant.clone(),
+        };
         Ok((QueuePlace(self.clone()), (0..sequences).map(permit).collect()))
     }
 
@@ -134,7 +143,11 @@ mod tests {
         let gate = Gate::new(2);
         let first = gate.enter(&tenant("a"), 1, None).unwrap();
         let _second = gate.enter(&tenant("b"), 1, None).unwrap();
-        let Err(Error::Overloaded { waiting: 2, retry_after }) = gate.enter(&tenant("a"), 1, None) else {
+        let Err(Error::Overloaded {
+            waiting: 2,
+            retry_after,
+        }) = gate.enter(&tenant("a"), 1, None)
+        else {
             panic!("a third request came in");
         };
         assert!((1..=60).contains(&retry_after));
@@ -150,15 +163,24 @@ mod tests {
     fn a_tenant_has_at_most_its_limit() {
         let gate = Gate::new(100);
         let (_place, mut permits) = gate.enter(&tenant("a"), 2, Some(3)).unwrap();
-        assert!(matches!(gate.enter(&tenant("a"), 2, Some(3)), Err(Error::TenantLimit { limit: 3, .. })));
-        assert!(gate.enter(&tenant("b"), 2, Some(3)).is_ok(), "others are not concerned");
+        assert!(matches!(
+            gate.enter(&tenant("a"), 2, Some(3)),
+            Err(Error::TenantLimit { limit: 3, .. })
+        ));
+        assert!(
+            gate.enter(&tenant("b"), 2, Some(3)).is_ok(),
+            "others are not concerned"
+        );
         permits.pop();
         let (place, more) = gate.enter(&tenant("a"), 2, Some(3)).unwrap();
         drop((permits, more, place));
         assert!(gate.enter(&tenant("a"), 3, Some(3)).is_ok());
         assert!(matches!(
             gate.enter(&tenant("a"), 4, Some(3)),
-            Err(Error::InvalidRequest { parameter: "choices", .. })
+            Err(Error::InvalidRequest {
+                parameter: "choices",
+                ..
+            })
         ));
     }
 

@@ -76,7 +76,9 @@ impl Drop for Shared {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("health", &self.health()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("health", &self.health())
+            .finish_non_exhaustive()
     }
 }
 
@@ -91,7 +93,9 @@ impl Engine {
         eos.retain(|token| (token.0 as usize) < config.vocab);
         let kv_blocks = runner.kv_blocks();
         if kv_blocks == 0 {
-            return Err(Error::Start("the KV cache has no room for one block: give it more memory".to_owned()));
+            return Err(Error::Start(
+                "the KV cache has no room for one block: give it more memory".to_owned(),
+            ));
         }
         let fixed = Fixed {
             limits: Limits {
@@ -109,7 +113,10 @@ impl Engine {
         let status = Arc::new(Status::default());
         status.accepting.store(true, Relaxed);
         let step_loop = StepLoop::new(fixed, runner, receiver, commands.clone(), status.clone());
-        let end = End { status: status.clone(), _ending: ending };
+        let end = End {
+            status: status.clone(),
+            _ending: ending,
+        };
         std::thread::Builder::new()
             .name("heddle-steps".to_owned())
             .spawn(move || {
@@ -157,7 +164,9 @@ impl Engine {
             prompt.drain(..prompt.len().saturating_sub(keep as usize));
         }
         let max_tokens = check_prompt(&prompt, request.max_tokens, bounds)?;
-        let (place, permits) = shared.gate.enter(&request.tenant, request.choices, request.max_concurrent)?;
+        let (place, permits) = shared
+            .gate
+            .enter(&request.tenant, request.choices, request.max_concurrent)?;
 
         let id = RequestId(shared.requests.fetch_add(1, Relaxed));
         let first_sequence = shared.sequences.fetch_add(request.choices.into(), Relaxed);
@@ -198,7 +207,9 @@ impl Engine {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Chat(chat) => {
                 let template = shared.chat_template.as_ref().ok_or_else(|| {
-                    Error::Template("this model has none: send a text prompt, or serve a chat model".to_owned())
+                    Error::Template(
+                        "this model has none: send a text prompt, or serve a chat model".to_owned(),
+                    )
                 })?;
                 // The template writes the special tokens itself.
                 shared.tokenizer.encode(&template.render(chat)?, false)
@@ -208,7 +219,10 @@ impl Engine {
 
     /// Tokens that one sequence may have: the model's context, or as many as the KV cache holds.
     pub fn context(&self) -> usize {
-        self.shared.config.context.min(self.shared.kv_blocks * BLOCK_TOKENS)
+        self.shared
+            .config
+            .context
+            .min(self.shared.kv_blocks * BLOCK_TOKENS)
     }
 
     /// The adapters.
@@ -228,7 +242,9 @@ impl Engine {
 
     /// How it is.
     pub fn health(&self) -> Health {
-        self.shared.status.health(self.shared.gate.waiting(), self.shared.kv_blocks)
+        self.shared
+            .status
+            .health(self.shared.gate.waiting(), self.shared.kv_blocks)
     }
 
     /// What it has done.
@@ -245,7 +261,9 @@ impl Engine {
         let (answer, answered) = mpsc::channel();
         // If the loop has ended the command goes, and `answer` with it.
         let _ = self.shared.commands.send(Command::CheckIntegrity(answer));
-        answered.recv().unwrap_or_else(|_| Err("the step loop has ended".to_owned()))
+        answered
+            .recv()
+            .unwrap_or_else(|_| Err("the step loop has ended".to_owned()))
     }
 
     /// Takes no new requests and waits until the running ones have ended, at most so long; then cancels what is left, and

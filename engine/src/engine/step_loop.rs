@@ -167,7 +167,13 @@ impl StepLoop {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { id, mut active, tenant, priority, cache_salt } = submission;
+        let Submission {
+            id,
+            mut active,
+            tenant,
+            priority,
+            cache_salt,
+        } = submission;
         if self.draining {
             return self.end_with(active, Error::ShuttingDown);
         }
@@ -201,7 +207,11 @@ impl StepLoop {
                 scope: scope.clone(),
                 adapter,
                 after: (!is_first && shares).then(|| sequences[0]),
-                chunk: if is_first && wants_prompt { PROMPT_LOGIT_ROWS } else { usize::MAX },
+                chunk: if is_first && wants_prompt {
+                    PROMPT_LOGIT_ROWS
+                } else {
+                    usize::MAX
+                },
                 whole_prompt: is_first && wants_prompt,
             });
         }
@@ -215,7 +225,9 @@ impl StepLoop {
     }
 
     fn adapter_settled(&mut self, id: RequestId) {
-        let Some(active) = self.requests.get_mut(&id) else { return };
+        let Some(active) = self.requests.get_mut(&id) else {
+            return;
+        };
         match active.lease.as_ref().map(|lease| lease.state()) {
             Some(LeaseState::Ready(adapter)) => {
                 for sequence in active.sequences() {
@@ -229,7 +241,9 @@ impl StepLoop {
     }
 
     fn stop_choice(&mut self, id: RequestId, choice: u32) {
-        let Some(active) = self.requests.get_mut(&id) else { return };
+        let Some(active) = self.requests.get_mut(&id) else {
+            return;
+        };
         match active.stop(choice) {
             Ok(Some(sequence)) => self.end_sequence(sequence),
             Ok(None) => {}
@@ -284,7 +298,8 @@ impl StepLoop {
         for sequence in &plan.refused {
             if let Some(&(id, _)) = self.owners.get(sequence) {
                 let blocks = self.fixed.kv_blocks;
-                let reason = format!("it does not fit into the KV cache of {blocks} blocks: ask for fewer tokens");
+                let reason =
+                    format!("it does not fit into the KV cache of {blocks} blocks: ask for fewer tokens");
                 self.fail(id, Error::Generation(reason));
             }
         }
@@ -294,13 +309,16 @@ impl StepLoop {
     fn batch(&self, plan: &StepPlan) -> Batch {
         let mut batch = Batch::default();
         for span in &plan.spans {
-            let (Some(sequence), Some((active, choice))) = (self.state.running(span.sequence), self.owner(span.sequence))
+            let (Some(sequence), Some((active, choice))) =
+                (self.state.running(span.sequence), self.owner(span.sequence))
             else {
                 continue;
             };
             let first = batch.tokens.len();
             let end = span.start + span.rows;
-            batch.tokens.extend_from_slice(&sequence.tokens()[span.start..end]);
+            batch
+                .tokens
+                .extend_from_slice(&sequence.tokens()[span.start..end]);
             batch.spans.push(Span {
                 rows: first..batch.tokens.len(),
                 start: span.start,
@@ -309,7 +327,11 @@ impl StepLoop {
                 logits: active.logit_rows(choice, span),
             });
             let decodes = span.rows == 1 && span.start >= active.prompt().len();
-            let counter = if decodes { &self.status.decode_tokens } else { &self.status.prefill_tokens };
+            let counter = if decodes {
+                &self.status.decode_tokens
+            } else {
+                &self.status.prefill_tokens
+            };
             counter.add(span.rows);
         }
         batch
@@ -317,14 +339,21 @@ impl StepLoop {
 
     /// Runs the model, holding it to its contract.
     fn forward(&mut self, batch: &Batch) -> Result<Logits> {
-        let logits = catch_unwind(AssertUnwindSafe(|| self.runner.forward(batch)))
-            .unwrap_or_else(|_| Err(Error::Generation("the back end broke down in this step".to_owned())))?;
-        let (rows, vocab) = (batch.spans.iter().map(logit_rows).sum::<usize>(), self.fixed.vocab);
+        let logits = catch_unwind(AssertUnwindSafe(|| self.runner.forward(batch))).unwrap_or_else(|_| {
+            Err(Error::Generation(
+                "the back end broke down in this step".to_owned(),
+            ))
+        })?;
+        let (rows, vocab) = (
+            batch.spans.iter().map(logit_rows).sum::<usize>(),
+            self.fixed.vocab,
+        );
         if logits.vocab == vocab && logits.data.len() == rows * vocab {
             return Ok(logits);
         }
         let (values, width) = (logits.data.len(), logits.vocab);
-        let found = format!("asked for {rows} rows of {vocab} logits, the back end gave {values} in rows of {width}");
+        let found =
+            format!("asked for {rows} rows of {vocab} logits, the back end gave {values} in rows of {width}");
         Err(Error::Generation(found))
     }
 
@@ -342,10 +371,16 @@ impl StepLoop {
 
     fn advance(&mut self, span: &PlannedSpan, rows: &mut [f32]) {
         // Its request may have broken off with a sibling, just now.
-        let Some(&(id, choice)) = self.owners.get(&span.sequence) else { return };
-        let Some(active) = self.requests.get_mut(&id) else { return };
+        let Some(&(id, choice)) = self.owners.get(&span.sequence) else {
+            return;
+        };
+        let Some(active) = self.requests.get_mut(&id) else {
+            return;
+        };
         let (vocab, scratch) = (self.fixed.vocab, &mut self.scratch);
-        let outcome = catch_unwind(AssertUnwindSafe(|| active.advance(choice, span, rows, vocab, scratch)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            active.advance(choice, span, rows, vocab, scratch)
+        }));
         match outcome {
             Ok(Outcome::Pending) => {}
             Ok(Outcome::Token(token)) => {
@@ -358,7 +393,10 @@ impl StepLoop {
             }
             Ok(Outcome::Ended) => self.end_sequence(span.sequence),
             Ok(Outcome::Cancelled) => self.cancel(id),
-            Err(_) => self.fail(id, Error::Generation("its next token could not be chosen".to_owned())),
+            Err(_) => self.fail(
+                id,
+                Error::Generation("its next token could not be chosen".to_owned()),
+            ),
         }
     }
 
@@ -367,7 +405,9 @@ impl StepLoop {
     /// One choice has ended; with the last one its request has.
     fn end_sequence(&mut self, sequence: SequenceId) {
         self.state.remove(sequence);
-        let Some((id, _)) = self.owners.remove(&sequence) else { return };
+        let Some((id, _)) = self.owners.remove(&sequence) else {
+            return;
+        };
         if self.requests.get(&id).is_some_and(Active::is_done)
             && let Some(active) = self.requests.remove(&id)
         {
@@ -446,9 +486,15 @@ impl StepLoop {
         self.state.check_integrity()?;
         let (running, waiting) = (self.state.running_count(), self.state.waiting_count());
         let (owned, used) = (self.owners.len(), self.state.pool().used());
-        let open: usize = self.requests.values().map(|active| active.sequences().count()).sum();
+        let open: usize = self
+            .requests
+            .values()
+            .map(|active| active.sequences().count())
+            .sum();
         if running + waiting != owned || owned != open {
-            return Err(format!("{running} sequences run, {waiting} wait, {owned} are owned and {open} are open"));
+            return Err(format!(
+                "{running} sequences run, {waiting} wait, {owned} are owned and {open} are open"
+            ));
         }
         if running == 0 && used > 0 {
             return Err(format!("nothing runs and {used} blocks are in use"));
@@ -458,7 +504,10 @@ impl StepLoop {
 }
 
 fn step_adapter(adapter: &DeviceAdapter) -> StepAdapter {
-    StepAdapter { generation: adapter.generation, bytes: adapter.bytes }
+    StepAdapter {
+        generation: adapter.generation,
+        bytes: adapter.bytes,
+    }
 }
 
 /// Rows of logits that a span asks for.

@@ -26,7 +26,14 @@ impl GenerationStream {
         prompt_tokens: usize,
         seed: u64,
     ) -> Self {
-        Self { id, events, commands, prompt_tokens, seed, ended: false }
+        Self {
+            id,
+            events,
+            commands,
+            prompt_tokens,
+            seed,
+            ended: false,
+        }
     }
 
     /// The next event; none after the last. May be dropped while it waits, without losing an event.
@@ -53,7 +60,8 @@ impl GenerationStream {
 
     /// A stream always ends with `Done` or `Failed`, even if the step loop is no more.
     fn note(&mut self, event: Option<Event>) -> Event {
-        let event = event.unwrap_or_else(|| Event::Failed(Error::Generation("the engine has ended".to_owned())));
+        let event =
+            event.unwrap_or_else(|| Event::Failed(Error::Generation("the engine has ended".to_owned())));
         self.ended = matches!(event, Event::Done | Event::Failed(_));
         event
     }

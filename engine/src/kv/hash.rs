@@ -106,7 +106,8 @@ mod tests {
     #[test]
     fn the_same_content_has_the_same_name() {
         let name = || {
-            BlockHash::root(Some(Generation([3; 32])), &CacheScope::Salt("s".to_owned())).next(&tokens([5, 6, 7, 8]))
+            BlockHash::root(Some(Generation([3; 32])), &CacheScope::Salt("s".to_owned()))
+                .next(&tokens([5, 6, 7, 8]))
         };
         assert_eq!(name(), name());
     }

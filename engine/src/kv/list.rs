@@ -18,8 +18,14 @@ impl List {
     /// An empty list of numbers below `bound`.
     pub(super) fn new(bound: usize) -> Self {
         // A number that is not in the list points to itself, and so does the end of an empty list.
-        let links = (0..=bound as u32).map(|number| Link { previous: number, next: number });
-        Self { links: links.collect(), len: 0 }
+        let links = (0..=bound as u32).map(|number| Link {
+            previous: number,
+            next: number,
+        });
+        Self {
+            links: links.collect(),
+            len: 0,
+        }
     }
 
     fn end(&self) -> u32 {
@@ -65,7 +71,10 @@ impl List {
         let Link { previous, next } = self.link(number);
         self.links[previous as usize].next = next;
         self.links[next as usize].previous = previous;
-        self.links[number as usize] = Link { previous: number, next: number };
+        self.links[number as usize] = Link {
+            previous: number,
+            next: number,
+        };
         self.len -= 1;
     }
 
@@ -81,8 +90,10 @@ impl List {
     /// The numbers in the list, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let end = self.end();
-        std::iter::successors(Some(self.link(end).next), move |&number| Some(self.link(number).next))
-            .take_while(move |&number| number != end)
+        std::iter::successors(Some(self.link(end).next), move |&number| {
+            Some(self.link(number).next)
+        })
+        .take_while(move |&number| number != end)
     }
 }
 
@@ -104,7 +115,13 @@ mod tests {
         assert_eq!(list.iter().collect::<Vec<_>>(), [4, 1]);
         assert!(list.contains(1) && !list.contains(3) && !list.contains(2));
         list.push_front(3);
-        assert_eq!((list.pop_front(), list.pop_front(), list.len()), (Some(3), Some(4), 1));
-        assert_eq!((list.pop_front(), list.pop_front(), list.len()), (Some(1), None, 0));
+        assert_eq!(
+            (list.pop_front(), list.pop_front(), list.len()),
+            (Some(3), Some(4), 1)
+        );
+        assert_eq!(
+            (list.pop_front(), list.pop_front(), list.len()),
+            (Some(1), None, 0)
+        );
     }
 }

@@ -80,7 +80,10 @@ impl BlockPool {
     /// Makes one more a user of a block that [`Self::find`] found.
     pub fn share(&mut self, block: BlockId) {
         let slot = self.slot(block);
-        debug_assert!(slot.content.is_some(), "only blocks with a known content are shared");
+        debug_assert!(
+            slot.content.is_some(),
+            "only blocks with a known content are shared"
+        );
         slot.users += 1;
         if slot.users == 1 {
             self.free.remove(block.0);
@@ -90,7 +93,11 @@ impl BlockPool {
     /// Lets go of a block for one user. Whoever releases several does so from the tail, so that tails go first.
     pub fn release(&mut self, block: BlockId) {
         let slot = self.slot(block);
-        debug_assert!(slot.users > 0, "block {} is released more often than it was taken", block.0);
+        debug_assert!(
+            slot.users > 0,
+            "block {} is released more often than it was taken",
+            block.0
+        );
         slot.users -= 1;
         if slot.users == 0 {
             if slot.content.is_some() {
@@ -131,10 +138,15 @@ impl BlockPool {
         for (number, slot) in self.slots.iter().enumerate() {
             if slot.users != users[number] {
                 let (counted, found) = (slot.users, users[number]);
-                return Err(format!("block {number} counts {counted} users and is in {found} tables"));
+                return Err(format!(
+                    "block {number} counts {counted} users and is in {found} tables"
+                ));
             }
             if (slot.users == 0) != self.free.contains(number as u32) {
-                return Err(format!("block {number} has {} users and is listed wrongly", slot.users));
+                return Err(format!(
+                    "block {number} has {} users and is listed wrongly",
+                    slot.users
+                ));
             }
             if let Some(content) = &slot.content
                 && self.find(content) != Some(BlockId(number as u32))
@@ -144,11 +156,17 @@ impl BlockPool {
         }
         let listed = self.free.iter().count();
         if listed != self.free() {
-            return Err(format!("the free list counts {} blocks and has {listed}", self.free()));
+            return Err(format!(
+                "the free list counts {} blocks and has {listed}",
+                self.free()
+            ));
         }
         let known = self.slots.iter().filter(|slot| slot.content.is_some()).count();
         if known != self.index.len() {
-            return Err(format!("{known} blocks have content and {} are known", self.index.len()));
+            return Err(format!(
+                "{known} blocks have content and {} are known",
+                self.index.len()
+            ));
         }
         Ok(())
     }
@@ -172,7 +190,10 @@ mod tests {
         pool.release(BlockId(1));
         assert_eq!((pool.take(), pool.take()), (Some(BlockId(1)), None));
         pool.check_integrity([taken.as_slice()].into_iter()).unwrap();
-        assert!(pool.check_integrity([&taken[1..]].into_iter()).is_err(), "block 0 leaks");
+        assert!(
+            pool.check_integrity([&taken[1..]].into_iter()).is_err(),
+            "block 0 leaks"
+        );
     }
 
     #[test]
@@ -190,7 +211,8 @@ mod tests {
         pool.release(block);
         assert_eq!(pool.take(), Some(block));
         assert_eq!(pool.find(&content(1)), None);
-        pool.check_integrity([[empty, block].as_slice()].into_iter()).unwrap();
+        pool.check_integrity([[empty, block].as_slice()].into_iter())
+            .unwrap();
     }
 
     #[test]

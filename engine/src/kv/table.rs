@@ -65,7 +65,10 @@ impl BlockTable {
     /// Takes over the first `count` blocks, which [`BlockTable::find`] has just found. Returns how many positions need not
     /// be computed.
     pub fn take_over(&mut self, count: usize, tokens: &[TokenId], pool: &mut BlockPool) -> usize {
-        debug_assert!(self.blocks.is_empty(), "a sequence looks for its beginning before it has blocks");
+        debug_assert!(
+            self.blocks.is_empty(),
+            "a sequence looks for its beginning before it has blocks"
+        );
         for index in 0..count {
             let content = self.content(index, tokens);
             let Some(block) = pool.find(&content) else { break };
@@ -113,7 +116,8 @@ impl BlockTable {
         while self.chain.len() <= index {
             let start = self.chain.len() * BLOCK_TOKENS;
             let previous = self.chain.last().unwrap_or(&self.root);
-            self.chain.push(previous.next(&tokens[start..start + BLOCK_TOKENS]));
+            self.chain
+                .push(previous.next(&tokens[start..start + BLOCK_TOKENS]));
         }
         self.chain[index]
     }
@@ -149,7 +153,8 @@ mod tests {
         assert_eq!(second.take_over(3, &longer, &mut pool), 3 * BLOCK_TOKENS);
         assert_eq!(second.blocks(), first.blocks());
         assert_eq!((second.missing(longer.len()), pool.used()), (1, 3));
-        pool.check_integrity([first.blocks(), second.blocks()].into_iter()).unwrap();
+        pool.check_integrity([first.blocks(), second.blocks()].into_iter())
+            .unwrap();
 
         first.release(&mut pool);
         second.release(&mut pool);

@@ -49,7 +49,10 @@ impl Accounts {
     pub(super) fn enter(&mut self, account: Account) -> AccountId {
         let floor = self.floor();
         let id = *self.ids.entry(account).or_insert_with(|| {
-            let slot = Slot { served: floor, sequences: 0 };
+            let slot = Slot {
+                served: floor,
+                sequences: 0,
+            };
             match self.vacant.pop() {
                 Some(id) => {
                     self.slots[id.0] = slot;
@@ -77,7 +80,11 @@ impl Accounts {
             return;
         }
         let served = slot.served;
-        self.floor = if self.active().next().is_some() { self.floor() } else { self.floor.max(served) };
+        self.floor = if self.active().next().is_some() {
+            self.floor()
+        } else {
+            self.floor.max(served)
+        };
         if served <= self.floor || self.ids.len() - self.active().count() > MAX_IDLE {
             self.forget();
         }

@@ -1,10 +1,6 @@
 //! The plan of one step: admit, share rows, take blocks.
 
-use super::{
-    Admitted, PlannedSpan, Sequence, State, StepPlan,
-    accounts::INPUT_WEIGHT,
-    sequence::Seniority,
-};
+use super::{Admitted, PlannedSpan, Sequence, State, StepPlan, accounts::INPUT_WEIGHT, sequence::Seniority};
 
 /// Decides what the next step computes. See the [module](super) for the rules.
 ///
@@ -47,8 +43,14 @@ impl State {
             let served = self.accounts.served(sequence.account);
             sequence.seniority(self.step, self.limits.ageing_steps, served)
         };
-        let could_run = self.waiting.iter().enumerate().filter(|(_, sequence)| sequence.after.is_none());
-        could_run.min_by_key(|(_, sequence)| turn(sequence)).map(|(index, _)| index)
+        let could_run = self
+            .waiting
+            .iter()
+            .enumerate()
+            .filter(|(_, sequence)| sequence.after.is_none());
+        could_run
+            .min_by_key(|(_, sequence)| turn(sequence))
+            .map(|(index, _)| index)
     }
 
     // ---- Admission ----
@@ -96,7 +98,10 @@ impl State {
             false => 1,
         };
         let rows: usize = running.iter().map(rows_of).sum();
-        let promised: usize = running.iter().map(|other| other.table.missing(other.tokens.len()) + 1).sum();
+        let promised: usize = running
+            .iter()
+            .map(|other| other.table.missing(other.tokens.len()) + 1)
+            .sum();
         running.len() < self.limits.max_running && rows < self.limits.step_tokens && blocks + promised <= free
     }
 
@@ -126,16 +131,24 @@ impl State {
         let mut sequence = self.waiting.swap_remove(next);
         if sequence.reuses() {
             let hits = sequence.table.find(&sequence.tokens, &self.pool);
-            sequence.computed = sequence.table.take_over(hits.blocks, &sequence.tokens, &mut self.pool);
+            sequence.computed = sequence
+                .table
+                .take_over(hits.blocks, &sequence.tokens, &mut self.pool);
         }
         // What is computed for the first time is paid for; what the cache has, or had to be computed again, is not.
         let tokens = sequence.tokens.len();
         let due = tokens.saturating_sub(sequence.charged.max(sequence.computed));
         self.accounts.charge(sequence.account, due as u64 * INPUT_WEIGHT);
         sequence.charged = tokens;
-        plan.admitted.push(Admitted { sequence: sequence.id, tokens, reused: sequence.computed });
+        plan.admitted.push(Admitted {
+            sequence: sequence.id,
+            tokens,
+            reused: sequence.computed,
+        });
         let seniority = self.seniority(&sequence);
-        let place = self.running.partition_point(|other| self.seniority(other) < seniority);
+        let place = self
+            .running
+            .partition_point(|other| self.seniority(other) < seniority);
         self.running.insert(place, sequence);
     }
 
@@ -147,7 +160,9 @@ impl State {
         let wanted = self.running.iter().filter_map(|sequence| sequence.adapter);
         let chosen = self.rotation.choose(wanted, self.limits.step_adapter_bytes);
         let takes_part = |sequence: &Sequence| {
-            sequence.adapter.is_none_or(|adapter| chosen.contains(&adapter.generation))
+            sequence
+                .adapter
+                .is_none_or(|adapter| chosen.contains(&adapter.generation))
         };
         let mut left = self.limits.step_tokens;
         let mut shares = vec![0; self.running.len()];
@@ -169,7 +184,9 @@ impl State {
         let mut index = 0;
         while index < self.running.len() {
             let wanted = self.running[index].computed + shares[index];
-            while self.running[index].table.missing(wanted) > self.pool.free() && index + 1 < self.running.len() {
+            while self.running[index].table.missing(wanted) > self.pool.free()
+                && index + 1 < self.running.len()
+            {
                 self.preempt_last(plan);
             }
             let alone = self.running.len() == 1;

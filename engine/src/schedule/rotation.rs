@@ -14,11 +14,17 @@ pub(super) struct Rotation {
 impl Rotation {
     /// Chooses of `wanted` (which may repeat) as many as fit into `limit` bytes, and at least one. Those that are left out
     /// go before the others next time; new ones queue at the end, so that nobody gets ahead by leaving and coming back.
-    pub(super) fn choose(&mut self, wanted: impl Iterator<Item = StepAdapter>, limit: usize) -> Vec<Generation> {
+    pub(super) fn choose(
+        &mut self,
+        wanted: impl Iterator<Item = StepAdapter>,
+        limit: usize,
+    ) -> Vec<Generation> {
         let mut bytes = HashMap::new();
         let mut new = Vec::new();
         for adapter in wanted {
-            if bytes.insert(adapter.generation, adapter.bytes).is_none() && !self.queue.contains(&adapter.generation) {
+            if bytes.insert(adapter.generation, adapter.bytes).is_none()
+                && !self.queue.contains(&adapter.generation)
+            {
                 new.push(adapter.generation);
             }
         }
@@ -47,7 +53,10 @@ mod tests {
     use super::*;
 
     fn adapter(number: u8, bytes: usize) -> StepAdapter {
-        StepAdapter { generation: Generation([number; 32]), bytes }
+        StepAdapter {
+            generation: Generation([number; 32]),
+            bytes,
+        }
     }
 
     fn choose(rotation: &mut Rotation, wanted: &[StepAdapter], limit: usize) -> Vec<u8> {
@@ -78,7 +87,10 @@ mod tests {
             let chosen = choose(&mut rotation, &wanted, 20);
             assert!(!chosen.contains(&2) || chosen == [2]);
             for number in chosen {
-                assert!(step - last[number as usize] <= wanted.len(), "adapter {number} in step {step}");
+                assert!(
+                    step - last[number as usize] <= wanted.len(),
+                    "adapter {number} in step {step}"
+                );
                 last[number as usize] = step;
             }
         }

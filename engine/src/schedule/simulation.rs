@@ -8,7 +8,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{AdapterNeed, Limits, NewSequence, Sequence, State, StepAdapter, StepPlan, plan, sequence::Seniority};
+use super::{
+    AdapterNeed, Limits, NewSequence, Sequence, State, StepAdapter, StepPlan, plan, sequence::Seniority,
+};
 use crate::{
     ids::{BLOCK_TOKENS, Generation, RequestId, SequenceId, Tenant, TokenId},
     kv::CacheScope,
@@ -94,7 +96,10 @@ impl Workload {
         };
         let kv_blocks = random.within(3, 12);
         let adapters: Vec<StepAdapter> = (0..4)
-            .map(|number| StepAdapter { generation: Generation([number; 32]), bytes: random.within(1, 20) })
+            .map(|number| StepAdapter {
+                generation: Generation([number; 32]),
+                bytes: random.within(1, 20),
+            })
             .collect();
         let prefix_cache = !random.one_in(4);
         let priorities = if random.one_in(2) { 1 } else { 3 };
@@ -106,7 +111,10 @@ impl Workload {
             let shared = random.below(50);
             let own = random.within(1, 20);
             let own_tokens = (0..own).map(|_| TokenId(random.below(5) as u32));
-            let prompt: Vec<TokenId> = (0..shared as u32).map(|place| TokenId(beginning + place % 7)).chain(own_tokens).collect();
+            let prompt: Vec<TokenId> = (0..shared as u32)
+                .map(|place| TokenId(beginning + place % 7))
+                .chain(own_tokens)
+                .collect();
             let adapter = (!random.one_in(3)).then(|| adapters[random.below(adapters.len())]);
             let arrives = random.below(rush) as u64;
             let loads = adapter.is_some() && random.one_in(3);
@@ -119,7 +127,11 @@ impl Workload {
                 (true, false) => CacheScope::Everyone,
             };
             let whole_prompt = random.one_in(10);
-            let choices = if random.one_in(3) { random.within(2, 4) as u64 } else { 1 };
+            let choices = if random.one_in(3) {
+                random.within(2, 4) as u64
+            } else {
+                1
+            };
             let cancelled = random.one_in(8).then(|| arrives + random.below(30) as u64);
             for choice in 0..choices {
                 let id = request * 10 + choice;
@@ -129,17 +141,30 @@ impl Workload {
                     priority,
                     prompt: prompt.clone(),
                     scope: scope.clone(),
-                    adapter: if loads { AdapterNeed::Loading } else { AdapterNeed::Ready(adapter) },
+                    adapter: if loads {
+                        AdapterNeed::Loading
+                    } else {
+                        AdapterNeed::Ready(adapter)
+                    },
                     after: (choice > 0).then_some(SequenceId(request * 10)),
                     chunk: if whole_prompt { 6 } else { usize::MAX },
                     whole_prompt: whole_prompt && choice == 0,
                 };
-                let output = if random.one_in(12) { 0 } else { random.within(1, 20) };
+                let output = if random.one_in(12) {
+                    0
+                } else {
+                    random.within(1, 20)
+                };
                 jobs.insert(id, Job::new(new, arrives, loaded, cancelled, adapter, output));
             }
         }
         let fails = random.one_in(6).then_some(20);
-        Self { limits, kv_blocks, jobs, fails }
+        Self {
+            limits,
+            kv_blocks,
+            jobs,
+            fails,
+        }
     }
 }
 
@@ -163,7 +188,17 @@ impl Job {
                 tokens.push(choice(last));
             }
         }
-        Self { new, arrives, loaded, cancelled, adapter, output, expected, tokens, generated: 0 }
+        Self {
+            new,
+            arrives,
+            loaded,
+            cancelled,
+            adapter,
+            output,
+            expected,
+            tokens,
+            generated: 0,
+        }
     }
 
     fn longest(&self) -> usize {
@@ -181,12 +216,21 @@ impl Memory {
         let blocks = sequence.table().blocks();
         for place in 0..start {
             let found = self.0[blocks[place / BLOCK_TOKENS].0 as usize][place % BLOCK_TOKENS];
-            assert_eq!(found, job.expected[place], "{id:?} reads what is not its own at {place}");
+            assert_eq!(
+                found, job.expected[place],
+                "{id:?} reads what is not its own at {place}"
+            );
         }
-        let mut last = start.checked_sub(1).map_or(origin(sequence.adapter()), |before| job.expected[before]);
+        let mut last = start
+            .checked_sub(1)
+            .map_or(origin(sequence.adapter()), |before| job.expected[before]);
         for place in start..start + rows {
             let block = blocks[place / BLOCK_TOKENS];
-            assert_eq!(state.pool().users(block), 1, "{id:?} writes to a block that others read");
+            assert_eq!(
+                state.pool().users(block),
+                1,
+                "{id:?} writes to a block that others read"
+            );
             last = digest(last, sequence.tokens()[place]);
             self.0[block.0 as usize][place % BLOCK_TOKENS] = last;
         }
@@ -231,7 +275,12 @@ impl Simulation {
             deadlines: HashMap::new(),
             tally: Tally::default(),
         };
-        let last_event = simulation.jobs.values().map(|job| job.loaded.max(job.arrives)).max().unwrap_or(0);
+        let last_event = simulation
+            .jobs
+            .values()
+            .map(|job| job.loaded.max(job.arrives))
+            .max()
+            .unwrap_or(0);
         let patience = last_event + 1 + simulation.bound(simulation.jobs.keys().copied().map(SequenceId));
         let mut tick = 0;
         while !simulation.jobs.is_empty() {
@@ -242,7 +291,10 @@ impl Simulation {
             tick += 1;
         }
         let state = &simulation.state;
-        assert_eq!((state.pool().used(), state.running_count(), state.waiting_count()), (0, 0, 0));
+        assert_eq!(
+            (state.pool().used(), state.running_count(), state.waiting_count()),
+            (0, 0, 0)
+        );
         assert_eq!(state.accounts.sequences(), 0);
         simulation.tally
     }
@@ -259,8 +311,12 @@ impl Simulation {
                 self.state.adapter_ready(job.new.id, adapter);
             }
         }
-        let cancelled: Vec<u64> =
-            self.jobs.iter().filter(|(_, job)| job.cancelled == Some(tick)).map(|(&id, _)| id).collect();
+        let cancelled: Vec<u64> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.cancelled == Some(tick))
+            .map(|(&id, _)| id)
+            .collect();
         for id in cancelled {
             self.end(SequenceId(id));
         }
@@ -283,9 +339,16 @@ impl Simulation {
         self.tally.preempted += plan.preempted.len() as u64;
         self.tally.by_priority +=
             u64::from(plan.preempted.iter().any(|id| ran.contains(id)) && !plan.admitted.is_empty());
-        self.tally.reused += plan.admitted.iter().map(|admitted| admitted.reused as u64).sum::<u64>();
+        self.tally.reused += plan
+            .admitted
+            .iter()
+            .map(|admitted| admitted.reused as u64)
+            .sum::<u64>();
         for id in &plan.refused {
-            let job = self.jobs.remove(&id.0).expect("a sequence that is refused was there");
+            let job = self
+                .jobs
+                .remove(&id.0)
+                .expect("a sequence that is refused was there");
             let blocks = self.state.pool().len();
             assert!(job.longest() > blocks * BLOCK_TOKENS, "{id:?} would have fitted");
             self.tally.refused += 1;
@@ -304,12 +367,24 @@ impl Simulation {
 
     fn compute(&mut self, plan: &StepPlan) {
         for span in &plan.spans {
-            let sequence = self.state.running(span.sequence).expect("a planned sequence runs");
-            self.memory.compute(sequence, &self.jobs[&span.sequence.0], span.start, span.rows, &self.state);
+            let sequence = self
+                .state
+                .running(span.sequence)
+                .expect("a planned sequence runs");
+            self.memory.compute(
+                sequence,
+                &self.jobs[&span.sequence.0],
+                span.start,
+                span.rows,
+                &self.state,
+            );
         }
         self.state.settle(plan);
         for span in plan.spans.iter().filter(|span| span.complete) {
-            let job = self.jobs.get_mut(&span.sequence.0).expect("a planned sequence was asked for");
+            let job = self
+                .jobs
+                .get_mut(&span.sequence.0)
+                .expect("a planned sequence was asked for");
             if job.generated == job.output {
                 self.end(span.sequence);
                 self.tally.finished += 1;
@@ -324,8 +399,14 @@ impl Simulation {
     /// Those that wait and could run, with their place in the order of the coming step. What their tenants were served is
     /// left out: it moves while sequences start.
     fn could_start(&self) -> Vec<(SequenceId, Seniority)> {
-        let ready = self.state.waiting.iter().filter(|sequence| sequence.after.is_none());
-        ready.map(|sequence| (sequence.id, self.seniority(sequence, self.state.step + 1))).collect()
+        let ready = self
+            .state
+            .waiting
+            .iter()
+            .filter(|sequence| sequence.after.is_none());
+        ready
+            .map(|sequence| (sequence.id, self.seniority(sequence, self.state.step + 1)))
+            .collect()
     }
 
     fn seniority(&self, sequence: &Sequence, step: u64) -> Seniority {
@@ -337,26 +418,43 @@ impl Simulation {
         assert!(rows <= self.limits.step_tokens, "{rows} rows");
         let mut adapters: Vec<StepAdapter> = Vec::new();
         for span in &plan.spans {
-            let sequence = self.state.running(span.sequence).expect("a planned sequence runs");
+            let sequence = self
+                .state
+                .running(span.sequence)
+                .expect("a planned sequence runs");
             assert_eq!(span.start, sequence.computed());
             assert!(span.rows >= 1 && span.rows <= sequence.chunk);
             assert!(sequence.table().capacity() >= span.start + span.rows);
             adapters.extend(sequence.adapter().filter(|adapter| !adapters.contains(adapter)));
         }
         let bytes: usize = adapters.iter().map(|adapter| adapter.bytes).sum();
-        assert!(bytes <= self.limits.step_adapter_bytes || adapters.len() == 1, "{bytes} bytes of adapters");
+        assert!(
+            bytes <= self.limits.step_adapter_bytes || adapters.len() == 1,
+            "{bytes} bytes of adapters"
+        );
         let running = self.state.running.iter().filter_map(|sequence| sequence.adapter);
         self.tally.turns += u64::from(running.into_iter().any(|adapter| !adapters.contains(&adapter)));
         if plan.spans.is_empty() {
-            assert_eq!(self.state.running_count(), 0, "sequences run and nothing is computed");
-            assert!(self.state.waiting.iter().all(|sequence| sequence.after.is_some()), "nobody starts");
+            assert_eq!(
+                self.state.running_count(),
+                0,
+                "sequences run and nothing is computed"
+            );
+            assert!(
+                self.state.waiting.iter().all(|sequence| sequence.after.is_some()),
+                "nobody starts"
+            );
         }
     }
 
     /// Nobody starts before one that could and has aged earlier or is of higher priority.
     fn check_order(&self, plan: &StepPlan, could_start: &[(SequenceId, Seniority)]) {
         let class = |seniority: &Seniority| {
-            (seniority.young, seniority.priority, if seniority.young { 0 } else { seniority.arrival })
+            (
+                seniority.young,
+                seniority.priority,
+                if seniority.young { 0 } else { seniority.arrival },
+            )
         };
         let admitted: Vec<SequenceId> = plan.admitted.iter().map(|admitted| admitted.sequence).collect();
         let (started, left): (Vec<_>, Vec<_>) = could_start
@@ -370,7 +468,12 @@ impl Simulation {
         }
         // And nobody is preempted while one of a lower class runs on.
         for running in &self.state.running {
-            for lost in self.state.waiting.iter().filter(|waiting| plan.preempted.contains(&waiting.id)) {
+            for lost in self
+                .state
+                .waiting
+                .iter()
+                .filter(|waiting| plan.preempted.contains(&waiting.id))
+            {
                 let step = self.state.step;
                 let (its, other) = (self.seniority(running, step), self.seniority(lost, step));
                 assert!(class(&its) <= class(&other), "{:?} lost its place", lost.id);
@@ -382,16 +485,27 @@ impl Simulation {
     fn check_bound(&mut self) {
         let step = self.state.step;
         let waiting = &self.state.waiting;
-        self.deadlines.retain(|id, _| waiting.iter().any(|sequence| sequence.id == *id));
-        for sequence in self.state.waiting.iter().filter(|sequence| sequence.after.is_none()) {
+        self.deadlines
+            .retain(|id, _| waiting.iter().any(|sequence| sequence.id == *id));
+        for sequence in self
+            .state
+            .waiting
+            .iter()
+            .filter(|sequence| sequence.after.is_none())
+        {
             if let Some(&deadline) = self.deadlines.get(&sequence.id) {
                 assert!(step <= deadline, "{:?} has waited beyond the bound", sequence.id);
             } else if self.state.is_aged(sequence) {
                 let own = self.order_of(sequence.id);
                 let running = self.state.running.iter().map(Sequence::id);
-                let earlier = self.jobs.values().map(|job| job.new.id).filter(|&id| self.order_of(id) < own);
+                let earlier = self
+                    .jobs
+                    .values()
+                    .map(|job| job.new.id)
+                    .filter(|&id| self.order_of(id) < own);
                 let ahead: HashSet<SequenceId> = running.chain(earlier).collect();
-                self.deadlines.insert(sequence.id, step + self.bound(ahead.into_iter()));
+                self.deadlines
+                    .insert(sequence.id, step + self.bound(ahead.into_iter()));
                 self.tally.aged += 1;
             }
         }
@@ -407,7 +521,12 @@ impl Simulation {
         let ahead: Vec<&Job> = ids.map(|id| &self.jobs[&id.0]).collect();
         let longest = ahead.iter().map(|job| job.longest()).max().unwrap_or(0);
         let guaranteed = self.limits.step_tokens - self.limits.max_running + 1;
-        let chunk = ahead.iter().map(|job| job.new.chunk).min().unwrap_or(1).min(guaranteed);
+        let chunk = ahead
+            .iter()
+            .map(|job| job.new.chunk)
+            .min()
+            .unwrap_or(1)
+            .min(guaranteed);
         let adapters: BTreeMap<Generation, usize> = ahead
             .iter()
             .filter_map(|job| job.adapter)
@@ -415,7 +534,10 @@ impl Simulation {
             .collect();
         let fit = adapters.values().sum::<usize>() <= self.limits.step_adapter_bytes;
         let turn = if fit { 1 } else { adapters.len() };
-        let turns: usize = ahead.iter().map(|job| job.output - job.generated + 1 + 4 * longest.div_ceil(chunk)).sum();
+        let turns: usize = ahead
+            .iter()
+            .map(|job| job.output - job.generated + 1 + 4 * longest.div_ceil(chunk))
+            .sum();
         (turn * turns) as u64
     }
 }
@@ -433,22 +555,31 @@ impl Drop for Named {
 
 #[test]
 fn every_workload_ends_in_bounds_and_loses_nothing() {
-    if let Some(seed) = std::env::var("HEDDLE_SEED").ok().and_then(|seed| seed.parse().ok()) {
+    if let Some(seed) = std::env::var("HEDDLE_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+    {
         println!("{:?}", Simulation::run(seed));
         return;
     }
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let run = |thread: u64| {
         let seeds = (thread..WORKLOADS).step_by(threads as usize);
-        seeds.map(|seed| {
-            let _named = Named(seed);
-            Simulation::run(seed)
-        })
-        .fold(Tally::default(), Tally::plus)
+        seeds
+            .map(|seed| {
+                let _named = Named(seed);
+                Simulation::run(seed)
+            })
+            .fold(Tally::default(), Tally::plus)
     };
     let tally = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-        workers.into_iter().map(|worker| worker.join().expect("a workload failed")).fold(Tally::default(), Tally::plus)
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || run(thread)))
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().expect("a workload failed"))
+            .fold(Tally::default(), Tally::plus)
     });
     println!("{tally:?}");
     // Not one of the rules may have gone untried.

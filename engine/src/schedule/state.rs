@@ -75,18 +75,25 @@ impl State {
     fn enqueue(&mut self, loading: Loading, adapter: Option<StepAdapter>) {
         let Loading { new, arrival, since } = loading;
         let account = self.accounts.enter(new.account(adapter));
-        self.waiting.push(Sequence::new(new, adapter, account, arrival, since));
+        self.waiting
+            .push(Sequence::new(new, adapter, account, arrival, since));
     }
 
     /// Notes that the runner has computed `plan`: the positions are in the cache, and full blocks can be found there.
     pub fn settle(&mut self, plan: &StepPlan) {
         for span in &plan.spans {
-            let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == span.sequence) else {
+            let Some(sequence) = self
+                .running
+                .iter_mut()
+                .find(|sequence| sequence.id == span.sequence)
+            else {
                 continue;
             };
             let before = sequence.computed;
             sequence.computed = span.start + span.rows;
-            sequence.table.publish(sequence.computed, &sequence.tokens, &mut self.pool);
+            sequence
+                .table
+                .publish(sequence.computed, &sequence.tokens, &mut self.pool);
             if before < sequence.prompt && sequence.computed >= sequence.prompt {
                 self.start_followers(span.sequence);
             }
@@ -167,7 +174,11 @@ impl State {
             .check_integrity(self.running.iter().map(|sequence| sequence.table.blocks()))?;
         let mut ids = HashSet::new();
         let loading = self.loading.iter().map(|loading| loading.new.id);
-        let others = self.waiting.iter().chain(&self.running).map(|sequence| sequence.id);
+        let others = self
+            .waiting
+            .iter()
+            .chain(&self.running)
+            .map(|sequence| sequence.id);
         if let Some(twice) = loading.chain(others).find(|&id| !ids.insert(id)) {
             return Err(format!("{twice:?} is in the lists twice"));
         }
@@ -189,7 +200,9 @@ impl State {
             let (computed, blocks) = (sequence.computed, sequence.table.blocks().len());
             if blocks < blocks_for(computed) || blocks > sequence.blocks_needed() {
                 let id = sequence.id;
-                return Err(format!("{id:?} has computed {computed} positions and has {blocks} blocks"));
+                return Err(format!(
+                    "{id:?} has computed {computed} positions and has {blocks} blocks"
+                ));
             }
         }
         let (counted, here) = (self.accounts.sequences(), self.waiting.len() + self.running.len());

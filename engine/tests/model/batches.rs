@@ -5,10 +5,10 @@ use heddle_engine::{batch::LogitRows, ids::TokenId};
 use crate::harness::{Harness, Sequence, argmax, fixtures};
 
 /// A cheap sequence of numbers, the same each time (Marsaglia's xorshift).
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    pub fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -26,7 +26,9 @@ fn mixed_batches_equal_solo_runs_bit_for_bit() {
         let adapters: Vec<_> = ["a", "b", "c"]
             .iter()
             .map(|adapter| {
-                let weights = model.read_adapter(&folder.join("adapters").join(adapter)).unwrap();
+                let weights = model
+                    .read_adapter(&folder.join("adapters").join(adapter))
+                    .unwrap();
                 model.place(&weights)
             })
             .collect();
@@ -46,10 +48,7 @@ fn mixed_batches_equal_solo_runs_bit_for_bit() {
             .collect();
 
         let mut sequences: Vec<_> = (0..texts.len())
-            .map(|index| Sequence {
-                adapter: adapter_of(index).cloned(),
-                ..Sequence::default()
-            })
+            .map(|index| Sequence::with(adapter_of(index)))
             .collect();
         let mut done = vec![0; texts.len()];
         while done.iter().zip(&texts).any(|(done, text)| *done < text.len()) {
@@ -75,7 +74,10 @@ fn mixed_batches_equal_solo_runs_bit_for_bit() {
             let logits = model.step(&mut work);
             assert_eq!(logits.data.len(), expected.len() * logits.vocab);
             for (row, expected) in expected.iter().enumerate() {
-                assert!(logits.row(row) == expected.as_slice(), "{name}: a row differs from its solo run");
+                assert!(
+                    logits.row(row) == expected.as_slice(),
+                    "{name}: a row differs from its solo run"
+                );
             }
         }
         sequences.into_iter().for_each(|sequence| model.release(sequence));
@@ -90,7 +92,9 @@ fn greedy_answers_are_the_same_in_company() {
     let adapters: Vec<_> = ["a", "b", "embed", "lm_head", "modules_to_save"]
         .iter()
         .map(|adapter| {
-            let weights = model.read_adapter(&folder.join("adapters").join(adapter)).unwrap();
+            let weights = model
+                .read_adapter(&folder.join("adapters").join(adapter))
+                .unwrap();
             model.place(&weights)
         })
         .collect();
@@ -105,12 +109,7 @@ fn greedy_answers_are_the_same_in_company() {
         .map(|(index, prompt)| model.generate(prompt, adapter_of(index), 12))
         .collect();
 
-    let mut sequences: Vec<_> = (0..16)
-        .map(|index| Sequence {
-            adapter: adapter_of(index).cloned(),
-            ..Sequence::default()
-        })
-        .collect();
+    let mut sequences: Vec<_> = (0..16).map(|index| Sequence::with(adapter_of(index))).collect();
     let mut inputs = prompts;
     let mut answers = vec![Vec::new(); 16];
     for _ in 0..12 {
@@ -128,5 +127,8 @@ fn greedy_answers_are_the_same_in_company() {
     }
     assert_eq!(answers, alone);
     let distinct: std::collections::BTreeSet<_> = alone.iter().collect();
-    assert!(distinct.len() > 8, "the adapters and prompts make no difference: {alone:?}");
+    assert!(
+        distinct.len() > 8,
+        "the adapters and prompts make no difference: {alone:?}"
+    );
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use heddle_engine::{
     Error,
     batch::DeviceAdapter,
-    hub::{EmbeddedFiles, Files},
+    hub::{Files, catalogue},
     model::{BackendChoice, LoadOptions, load_runner},
 };
 use serde::Deserialize;
@@ -20,15 +20,15 @@ use crate::harness::{Harness, argmax, fixtures, log_probability};
 const TOLERANCE: f32 = 1e-3;
 
 #[derive(Deserialize)]
-pub struct Golden {
+pub(crate) struct Golden {
     #[serde(default)]
-    pub adapter: Option<String>,
+    pub(crate) adapter: Option<String>,
     #[serde(default)]
-    pub input_ids: Vec<u32>,
+    pub(crate) input_ids: Vec<u32>,
     prompt_logprobs: Vec<Option<f32>>,
     /// Ids and logits at the prompt's last position and the next four.
     top: Vec<(Vec<u32>, Vec<f32>)>,
-    pub greedy_ids: Vec<u32>,
+    pub(crate) greedy_ids: Vec<u32>,
 }
 
 #[derive(Deserialize)]
@@ -72,35 +72,55 @@ impl Golden {
     }
 
     /// Computes and checks the case the three ways.
-    pub fn hold(&self, model: &mut Harness, adapter: Option<&DeviceAdapter>, what: &str) {
+    pub(crate) fn hold(&self, model: &mut Harness, adapter: Option<&DeviceAdapter>, what: &str) {
         let text = [self.input_ids.as_slice(), &self.greedy_ids].concat();
         let fed = &text[..text.len() - 1];
-        self.check(&model.logits(fed, adapter, &[fed.len()]), &format!("{what}, one chunk"));
-        self.check(&model.logits(fed, adapter, &[1, 7, 3, 17, 5]), &format!("{what}, odd chunks"));
+        self.check(
+            &model.logits(fed, adapter, &[fed.len()]),
+            &format!("{what}, one chunk"),
+        );
+        self.check(
+            &model.logits(fed, adapter, &[1, 7, 3, 17, 5]),
+            &format!("{what}, odd chunks"),
+        );
         let mut decode = vec![1; self.greedy_ids.len()];
         decode[0] = self.input_ids.len();
         self.check(&model.logits(fed, adapter, &decode), &format!("{what}, decode"));
     }
 }
 
+/// The goldens of a tiny model.
+pub(crate) fn tiny_cases(folder: &Path) -> Vec<Golden> {
+    let json = std::fs::read(folder.join("golden.json")).unwrap();
+    serde_json::from_slice::<TinyGoldens>(&json).unwrap().cases
+}
+
 /// Holds all cases of a tiny model that fit `fits`, with the model loaded for `context`.
 fn hold_tiny(name: &str, context: Option<usize>, fits: impl Fn(&Golden) -> bool) {
     let folder = fixtures().join("tiny").join(name);
-    let goldens: TinyGoldens =
-        serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap();
     let mut model = Harness::open(&folder, context);
     let mut held = 0;
-    for (index, case) in goldens.cases.iter().enumerate().filter(|(_, case)| fits(case)) {
+    for (index, case) in tiny_cases(&folder)
+        .iter()
+        .enumerate()
+        .filter(|(_, case)| fits(case))
+    {
         let adapter = match &case.adapter {
             None => None,
             Some(adapter) => match model.read_adapter(&folder.join("adapters").join(adapter)) {
                 Ok(weights) => Some(model.place(&weights)),
                 // What is not plain LoRA is refused by name when it is loaded.
-                Err(Error::AdapterRefused { .. }) if matches!(adapter.as_str(), "dora" | "lora_bias") => continue,
+                Err(Error::AdapterRefused { .. }) if matches!(adapter.as_str(), "dora" | "lora_bias") => {
+                    continue;
+                }
                 Err(error) => panic!("{name}: {error}"),
             },
         };
-        case.hold(&mut model, adapter.as_ref(), &format!("{name}, case {index}, adapter {:?}", case.adapter));
+        case.hold(
+            &mut model,
+            adapter.as_ref(),
+            &format!("{name}, case {index}, adapter {:?}", case.adapter),
+        );
         held += 1;
     }
     assert!(held >= 3, "{name}: only {held} cases were held");
@@ -158,7 +178,9 @@ fn pocket() {
         kv_bytes: 16 << 20,
         context: None,
     };
-    let mut model = Harness::new(load_runner(&Files::Embedded(POCKET), &options).unwrap());
+    let mut model = Harness::new(
+        load_runner(&Files::Embedded(catalogue::embedded("pocket").unwrap()), &options).unwrap(),
+    );
     let adapters = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket/adapters");
     for (name, cases) in goldens.results {
         let adapter = (name != "base").then(|| {
@@ -167,15 +189,11 @@ fn pocket() {
         });
         for (index, (mut case, prompt)) in cases.into_iter().zip(&goldens.prompts).enumerate() {
             case.input_ids.clone_from(&prompt.input_ids);
-            case.hold(&mut model, adapter.as_ref(), &format!("pocket, {name}, case {index}"));
+            case.hold(
+                &mut model,
+                adapter.as_ref(),
+                &format!("pocket, {name}, case {index}"),
+            );
         }
     }
 }
-
-const POCKET: EmbeddedFiles = EmbeddedFiles {
-    name: "pocket",
-    files: &[
-        ("config.json", include_bytes!("../../assets/pocket/config.json")),
-        ("model.safetensors", include_bytes!("../../assets/pocket/model.safetensors")),
-    ],
-};

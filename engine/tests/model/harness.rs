@@ -11,27 +11,27 @@ use heddle_engine::{
 };
 
 /// The folder of the fixtures.
-pub fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
 /// A model with the blocks that nobody has.
-pub struct Harness {
-    pub config: ModelConfig,
+pub(crate) struct Harness {
+    pub(crate) config: ModelConfig,
     runner: Box<dyn Runner>,
     free: Vec<BlockId>,
 }
 
 /// A sequence: what of it is in the KV cache, and where.
 #[derive(Default)]
-pub struct Sequence {
-    pub adapter: Option<DeviceAdapter>,
+pub(crate) struct Sequence {
+    adapter: Option<DeviceAdapter>,
     computed: usize,
     blocks: Vec<BlockId>,
 }
 
 impl Harness {
-    pub fn open(folder: &Path, context: Option<usize>) -> Self {
+    pub(crate) fn open(folder: &Path, context: Option<usize>) -> Self {
         let options = LoadOptions {
             backend: BackendChoice::Reference,
             kv_bytes: 16 << 20,
@@ -40,7 +40,7 @@ impl Harness {
         Self::new(load_runner(&Files::Folder(folder.to_owned()), &options).unwrap())
     }
 
-    pub fn new(model: LoadedRunner) -> Self {
+    pub(crate) fn new(model: LoadedRunner) -> Self {
         let blocks = model.runner.kv_blocks().min(256) as u32;
         // Neighbours in a sequence are not neighbours in the cache: the even blocks first, then the odd ones, from the end.
         let free = (0..blocks)
@@ -56,18 +56,23 @@ impl Harness {
     }
 
     /// Reads an adapter of PEFT's format.
-    pub fn read_adapter(&self, folder: &Path) -> heddle_engine::Result<LoraWeights> {
+    pub(crate) fn read_adapter(&self, folder: &Path) -> heddle_engine::Result<LoraWeights> {
         let name = folder.file_name().unwrap().to_string_lossy();
-        peft::load(&name, &Files::Folder(folder.to_owned()), &self.config.modules(), 512)
+        peft::load(
+            &name,
+            &Files::Folder(folder.to_owned()),
+            &self.config.modules(),
+            512,
+        )
     }
 
     /// Lays an adapter out.
-    pub fn place(&self, weights: &LoraWeights) -> DeviceAdapter {
+    pub(crate) fn place(&self, weights: &LoraWeights) -> DeviceAdapter {
         self.runner.adapter_loader().load(weights).unwrap()
     }
 
     /// Runs one step that continues each sequence by some tokens.
-    pub fn step(&mut self, work: &mut [(&mut Sequence, &[u32], LogitRows)]) -> Logits {
+    pub(crate) fn step(&mut self, work: &mut [(&mut Sequence, &[u32], LogitRows)]) -> Logits {
         let mut batch = Batch::default();
         for (sequence, tokens, logits) in work.iter_mut() {
             let begin = batch.tokens.len();
@@ -89,16 +94,18 @@ impl Harness {
     }
 
     /// Gives a sequence's blocks back.
-    pub fn release(&mut self, sequence: Sequence) {
+    pub(crate) fn release(&mut self, sequence: Sequence) {
         self.free.extend(sequence.blocks);
     }
 
     /// The logits of every position of a text, computed in chunks of these sizes, over and over.
-    pub fn logits(&mut self, tokens: &[u32], adapter: Option<&DeviceAdapter>, chunks: &[usize]) -> Vec<Vec<f32>> {
-        let mut sequence = Sequence {
-            adapter: adapter.cloned(),
-            ..Sequence::default()
-        };
+    pub(crate) fn logits(
+        &mut self,
+        tokens: &[u32],
+        adapter: Option<&DeviceAdapter>,
+        chunks: &[usize],
+    ) -> Vec<Vec<f32>> {
+        let mut sequence = Sequence::with(adapter);
         let mut rows = Vec::new();
         let mut sizes = chunks.iter().cycle();
         let mut rest = tokens;
@@ -113,11 +120,13 @@ impl Harness {
     }
 
     /// Greedy continuation alone: prefill in one step, then decode.
-    pub fn generate(&mut self, prompt: &[u32], adapter: Option<&DeviceAdapter>, count: usize) -> Vec<u32> {
-        let mut sequence = Sequence {
-            adapter: adapter.cloned(),
-            ..Sequence::default()
-        };
+    pub(crate) fn generate(
+        &mut self,
+        prompt: &[u32],
+        adapter: Option<&DeviceAdapter>,
+        count: usize,
+    ) -> Vec<u32> {
+        let mut sequence = Sequence::with(adapter);
         let mut input = prompt.to_vec();
         let mut output = Vec::new();
         while output.len() < count {
@@ -130,15 +139,27 @@ impl Harness {
     }
 }
 
+impl Sequence {
+    pub(crate) fn with(adapter: Option<&DeviceAdapter>) -> Self {
+        Self {
+            adapter: adapter.cloned(),
+            ..Self::default()
+        }
+    }
+}
+
 /// The likeliest token.
-pub fn argmax(logits: &[f32]) -> u32 {
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
     let best = logits.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
     best.unwrap().0 as u32
 }
 
 /// The natural logarithm of a token's probability.
-pub fn log_probability(logits: &[f32], token: u32) -> f32 {
+pub(crate) fn log_probability(logits: &[f32], token: u32) -> f32 {
     let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let total: f64 = logits.iter().map(|logit| (f64::from(*logit) - highest).exp()).sum();
+    let total: f64 = logits
+        .iter()
+        .map(|logit| (f64::from(*logit) - highest).exp())
+        .sum();
     (f64::from(logits[token as usize]) - highest - total.ln()) as f32
 }

@@ -36,7 +36,9 @@ impl Matrix {
     }
 
     fn identity(width: usize) -> Self {
-        let data = (0..width * width).map(|i| f32::from(i % (width + 1) == 0)).collect();
+        let data = (0..width * width)
+            .map(|i| f32::from(i % (width + 1) == 0))
+            .collect();
         Self {
             rows: width,
             cols: width,
@@ -96,7 +98,9 @@ fn dense(x: &Matrix, row: usize, w: &Matrix, pair: Option<&LoraPair>) -> Vec<f64
                 .map(|col| {
                     let delta: f64 = pair.map_or(0.0, |pair| {
                         (0..pair.rank)
-                            .map(|r| f64::from(pair.b[out * pair.rank + r]) * f64::from(pair.a[r * w.cols + col]))
+                            .map(|r| {
+                                f64::from(pair.b[out * pair.rank + r]) * f64::from(pair.a[r * w.cols + col])
+                            })
                             .sum::<f64>()
                             * f64::from(pair.scale)
                     });
@@ -110,7 +114,11 @@ fn dense(x: &Matrix, row: usize, w: &Matrix, pair: Option<&LoraPair>) -> Vec<f64
 /// One step of seven rows over two stacked projections: three adapters of different ranks, rows of one adapter
 /// that are not neighbours, and rows without.
 fn hold_rank<B: Backend>(backend: &mut B, numbers: &mut Numbers, rank: usize) {
-    let (input, q_out, v_out) = (3 + numbers.below(200), 5 + numbers.below(120), 5 + numbers.below(120));
+    let (input, q_out, v_out) = (
+        3 + numbers.below(200),
+        5 + numbers.below(120),
+        5 + numbers.below(120),
+    );
     let rows = 7;
     let x = Matrix::random(numbers, rows, input);
     let (q, v) = (
@@ -158,7 +166,10 @@ fn hold_rank<B: Backend>(backend: &mut B, numbers: &mut Numbers, rank: usize) {
         backend.buffer(q_out + v_out).unwrap(),
     );
     let loader = backend.adapter_loader();
-    let placed: Vec<_> = adapters.iter().map(|adapter| loader.load(adapter).unwrap()).collect();
+    let placed: Vec<_> = adapters
+        .iter()
+        .map(|adapter| loader.load(adapter).unwrap())
+        .collect();
     let batch = Batch {
         tokens: (0..rows as u32).map(TokenId).collect(),
         spans: (0..rows)

@@ -29,24 +29,31 @@ pub(super) enum Failed {
 }
 
 /// Runs `work` on the background thread: waits at most for `limit` until it is free, and as long for the result.
-pub(super) fn run<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failed> {
+pub(super) fn run<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failed> {
     let busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut busy, wait) =
-        IDLE.wait_timeout_while(busy, limit, |busy| *busy).unwrap_or_else(PoisonError::into_inner);
+    let (mut busy, wait) = IDLE
+        .wait_timeout_while(busy, limit, |busy| *busy)
+        .unwrap_or_else(PoisonError::into_inner);
     if wait.timed_out() {
         return Err(Failed::Busy);
     }
     *busy = true;
     drop(busy);
     let (done, result) = mpsc::channel();
-    let spawned = thread::Builder::new().name("heddle-compile".into()).stack_size(8 << 20).spawn(move || {
-        lower_priority();
-        // A component is untrusted input to the compiler and the snapshotter; a panic in them is a refusal.
-        let outcome = catch_unwind(AssertUnwindSafe(work));
-        release();
-        // Nobody may be waiting any more.
-        let _ = done.send(outcome);
-    });
+    let spawned = thread::Builder::new()
+        .name("heddle-compile".into())
+        .stack_size(8 << 20)
+        .spawn(move || {
+            lower_priority();
+            // A component is untrusted input to the compiler and the snapshotter; a panic in them is a refusal.
+            let outcome = catch_unwind(AssertUnwindSafe(work));
+            release();
+            // Nobody may be waiting any more.
+            let _ = done.send(outcome);
+        });
     if spawned.is_err() {
         release();
         return Err(Failed::Busy);
@@ -81,7 +88,10 @@ mod tests {
         // SAFETY: a plain system call.
         let nice = run(limit, || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) });
         assert_eq!(nice, Ok(NICE));
-        assert_eq!(run(limit, || -> () { panic!("a panic that the test wants") }), Err(Failed::Panicked));
+        assert_eq!(
+            run(limit, || -> () { panic!("a panic that the test wants") }),
+            Err(Failed::Panicked)
+        );
         assert_eq!(run(limit, || 7), Ok(7), "the thread is free again");
     }
 }

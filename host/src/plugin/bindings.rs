@@ -1,5 +1,8 @@
 //! The contract in Rust, made from `wit/`. Records are wasmtime's; resources are the structs of [`super::resources`].
-#![allow(missing_docs, reason = "generated: what the contract documents is documented, the rest is the generator's")]
+#![allow(
+    missing_docs,
+    reason = "generated: what the contract documents is documented, the rest is the generator's"
+)]
 
 wasmtime::component::bindgen!({
     path: "../wit",

@@ -57,7 +57,10 @@ impl Cache {
     /// Opens the folder, and makes it and its key where they are missing.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         files::private_folder(folder)?;
-        Ok(Self { key: open_key(&folder.join("key"))?, folder: folder.to_owned() })
+        Ok(Self {
+            key: open_key(&folder.join("key"))?,
+            folder: folder.to_owned(),
+        })
     }
 
     /// Looks an entry up. One that does not verify is removed.
@@ -86,7 +89,11 @@ impl Cache {
         body.extend(u32::try_from(reason.len()).unwrap_or(0).to_le_bytes());
         body.extend(reason);
         body.extend(&entry.code);
-        let mut bytes = self.mac(&[name.as_bytes(), &body]).finalize().into_bytes().to_vec();
+        let mut bytes = self
+            .mac(&[name.as_bytes(), &body])
+            .finalize()
+            .into_bytes()
+            .to_vec();
         bytes.append(&mut body);
         if let Err(error) = files::write_atomic(&self.path(&name), &bytes) {
             tracing::warn!("a compiled component could not be kept: {error}");
@@ -101,17 +108,33 @@ impl Cache {
         let (length, rest) = rest.split_first_chunk()?;
         let (reason, code) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
         let reason = String::from_utf8_lossy(reason).into_owned();
-        Some(Entry { unconfigured: (unconfigured != 0).then_some(reason), code: code.to_vec() })
+        Some(Entry {
+            unconfigured: (unconfigured != 0).then_some(reason),
+            code: code.to_vec(),
+        })
     }
 
     /// A name that says nothing about the configuration to who has not the key.
     fn name(&self, source: &Source<'_>) -> Option<String> {
         let mut compatibility = DefaultHasher::new();
-        runtime::runtime().ok()?.engine.precompile_compatibility_hash().hash(&mut compatibility);
+        runtime::runtime()
+            .ok()?
+            .engine
+            .precompile_compatibility_hash()
+            .hash(&mut compatibility);
         let (grants, compatibility) = (source.grants.to_string(), compatibility.finish().to_string());
         let cpu = cpu_features();
-        let parts = [source.digest, source.config, &grants, contract::VERSION, &compatibility, &cpu];
-        Some(hex::encode(self.mac(&parts.map(str::as_bytes)).finalize().into_bytes()))
+        let parts = [
+            source.digest,
+            source.config,
+            &grants,
+            contract::VERSION,
+            &compatibility,
+            &cpu,
+        ];
+        Some(hex::encode(
+            self.mac(&parts.map(str::as_bytes)).finalize().into_bytes(),
+        ))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -129,7 +152,9 @@ impl Cache {
     }
 
     fn prune(&self) {
-        let Ok(folder) = fs::read_dir(&self.folder) else { return };
+        let Ok(folder) = fs::read_dir(&self.folder) else {
+            return;
+        };
         let mut entries: Vec<_> = folder
             .flatten()
             .filter(|entry| entry.path().extension().is_some_and(|suffix| suffix == SUFFIX))
@@ -159,7 +184,9 @@ fn open_key(path: &Path) -> Result<Key> {
 /// What the processor can do: compiled code of another machine may hold instructions that this one has not.
 fn cpu_features() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    let line = info
+        .lines()
+        .find(|line| line.starts_with("flags") || line.starts_with("Features"));
     format!("{} {}", std::env::consts::ARCH, line.unwrap_or_default())
 }
 
@@ -169,15 +196,24 @@ mod tests {
 
     use super::{super::Grants, *};
 
-    const SOURCE: Source<'_> = Source { digest: "00", config: "{}", grants: Grants::NONE };
+    const SOURCE: Source<'_> = Source {
+        digest: "00",
+        config: "{}",
+        grants: Grants::NONE,
+    };
 
     fn entry() -> Entry {
-        Entry { unconfigured: None, code: b"native code".to_vec() }
+        Entry {
+            unconfigured: None,
+            code: b"native code".to_vec(),
+        }
     }
 
     fn only_entry(folder: &Path) -> PathBuf {
         let mut files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-        files.find(|path| path.extension().is_some_and(|suffix| suffix == SUFFIX)).unwrap()
+        files
+            .find(|path| path.extension().is_some_and(|suffix| suffix == SUFFIX))
+            .unwrap()
     }
 
     #[test]
@@ -186,12 +222,37 @@ mod tests {
         let cache = Cache::open(folder.path()).unwrap();
         cache.store(&SOURCE, &entry());
         assert_eq!(cache.load(&SOURCE), Some(entry()));
-        assert_eq!(Cache::open(folder.path()).unwrap().load(&SOURCE), Some(entry()), "the key is kept");
-        assert_eq!(cache.load(&Source { config: "{ }", ..SOURCE }), None);
-        assert_eq!(cache.load(&Source { digest: "01", ..SOURCE }), None);
-        assert_eq!(cache.load(&Source { grants: Grants::default(), ..SOURCE }), None);
+        assert_eq!(
+            Cache::open(folder.path()).unwrap().load(&SOURCE),
+            Some(entry()),
+            "the key is kept"
+        );
+        assert_eq!(
+            cache.load(&Source {
+                config: "{ }",
+                ..SOURCE
+            }),
+            None
+        );
+        assert_eq!(
+            cache.load(&Source {
+                digest: "01",
+                ..SOURCE
+            }),
+            None
+        );
+        assert_eq!(
+            cache.load(&Source {
+                grants: Grants::default(),
+                ..SOURCE
+            }),
+            None
+        );
 
-        let unconfigured = Entry { unconfigured: Some("why".into()), ..entry() };
+        let unconfigured = Entry {
+            unconfigured: Some("why".into()),
+            ..entry()
+        };
         cache.store(&SOURCE, &unconfigured);
         assert_eq!(cache.load(&SOURCE), Some(unconfigured));
     }
@@ -221,7 +282,13 @@ mod tests {
         cache.store(&SOURCE, &entry());
         let name = only_entry(here.path());
         let other = Cache::open(there.path()).unwrap();
-        other.store(&SOURCE, &Entry { code: b"their code".to_vec(), ..entry() });
+        other.store(
+            &SOURCE,
+            &Entry {
+                code: b"their code".to_vec(),
+                ..entry()
+            },
+        );
         fs::copy(only_entry(there.path()), name).unwrap();
         assert_eq!(cache.load(&SOURCE), None);
     }

@@ -54,17 +54,25 @@ impl<G> Session<G> {
         load: impl FnOnce(&Plugin, &mut Store<HostState>, &Instance) -> wasmtime::Result<G>,
     ) -> Result<Self> {
         let settings = Arc::clone(&plugin.settings);
-        let permit = Arc::clone(&settings.permits).try_acquire_owned().map_err(|_| Error::PluginBusy {
-            slot: settings.slot.clone(),
-            limit: settings.limits.concurrency,
-        })?;
+        let permit = Arc::clone(&settings.permits)
+            .try_acquire_owned()
+            .map_err(|_| Error::PluginBusy {
+                slot: settings.slot.clone(),
+                limit: settings.limits.concurrency,
+            })?;
         let (mut store, instance) = instantiate(&plugin.pre, &settings, &plugin.log)?;
         if plugin.unconfigured.is_some() {
             configure(plugin, &mut store, &instance)?;
         }
         let guest = load(plugin, &mut store, &instance)
             .map_err(|error| failure(&settings, "instantiate", &error, store.data()))?;
-        Ok(Self { store, guest, settings, dead: false, _permit: permit })
+        Ok(Self {
+            store,
+            guest,
+            settings,
+            dead: false,
+            _permit: permit,
+        })
     }
 
     /// Calls into the instance.
@@ -100,7 +108,11 @@ impl<G> Session<G> {
 
     /// A call that cannot be made.
     pub(super) fn misuse(&self, call: &'static str, reason: &str) -> Error {
-        Error::PluginTrap { slot: self.settings.slot.clone(), call, reason: reason.into() }
+        Error::PluginTrap {
+            slot: self.settings.slot.clone(),
+            call,
+            reason: reason.into(),
+        }
     }
 }
 
@@ -144,7 +156,12 @@ fn configure(plugin: &Plugin, store: &mut Store<HostState>, instance: &Instance)
 }
 
 /// An error without guest data. The whole of it goes to the plugin log, for who writes the plugin.
-pub(super) fn failure(settings: &Settings, call: &'static str, error: &wasmtime::Error, state: &HostState) -> Error {
+pub(super) fn failure(
+    settings: &Settings,
+    call: &'static str,
+    error: &wasmtime::Error,
+    state: &HostState,
+) -> Error {
     tracing::debug!(
         target: "plugin",
         slot = settings.slot,
@@ -155,7 +172,11 @@ pub(super) fn failure(settings: &Settings, call: &'static str, error: &wasmtime:
     let slot = settings.slot.clone();
     if let Some(overdue) = state.clock.overdue {
         let (Overdue::Call(limit) | Overdue::Request(limit)) = overdue;
-        return Error::PluginOverdue { slot, call, limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) };
+        return Error::PluginOverdue {
+            slot,
+            call,
+            limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+        };
     }
     let mut reason = if let Some(trap) = error.downcast_ref::<Trap>() {
         trap.to_string().trim_start_matches("wasm trap: ").to_owned()
@@ -168,7 +189,10 @@ pub(super) fn failure(settings: &Settings, call: &'static str, error: &wasmtime:
         error.root_cause().to_string()
     };
     if state.limiter.refused {
-        reason = format!("{reason} (it was refused more than {} MiB of memory)", settings.limits.memory_mib);
+        reason = format!(
+            "{reason} (it was refused more than {} MiB of memory)",
+            settings.limits.memory_mib
+        );
     }
     Error::PluginTrap { slot, call, reason }
 }

@@ -57,7 +57,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<Shape, String> {
     let mut depth = 0;
     for payload in Parser::new(0).parse_all(bytes) {
         match payload.map_err(|error| format!("the file is damaged or cut off: {error}"))? {
-            Payload::Version { encoding: Encoding::Module | Encoding::Component, .. } => depth += 1,
+            Payload::Version {
+                encoding: Encoding::Module | Encoding::Component,
+                ..
+            } => depth += 1,
             Payload::End(_) => depth -= 1,
             Payload::ComponentImportSection(section) if depth == 1 => {
                 for import in section {
@@ -75,14 +78,22 @@ pub(super) fn read(bytes: &[u8]) -> Result<Shape, String> {
         }
     }
     check_versions(&shape)?;
-    let exported = |name: &str| shape.exports.iter().any(|export| ours(export).is_some_and(|(n, _)| n == name));
+    let exported = |name: &str| {
+        shape
+            .exports
+            .iter()
+            .any(|export| ours(export).is_some_and(|(n, _)| n == name))
+    };
     if !exported("lifecycle") {
         return Err(format!(
             "the component does not export `{PACKAGE}/lifecycle`, which every plugin must; it exports {}",
             list(&shape.exports)
         ));
     }
-    shape.roles = Role::ALL.into_iter().filter(|role| exported(role.name())).collect();
+    shape.roles = Role::ALL
+        .into_iter()
+        .filter(|role| exported(role.name()))
+        .collect();
     if shape.roles.is_empty() {
         return Err(format!(
             "the component fills no role: it must export at least one of `{PACKAGE}/auth`, `{PACKAGE}/protocol` and \
@@ -126,9 +137,16 @@ pub(super) fn check_imports(shape: &Shape, grants: Grants, slot: &str) -> Result
         ));
     }
     if !unknown.is_empty() {
-        faults.push(format!("it imports {}, which this host does not know", list(&unknown)));
+        faults.push(format!(
+            "it imports {}, which this host does not know",
+            list(&unknown)
+        ));
     }
-    if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(faults.join("; "))
+    }
 }
 
 fn check_kind(bytes: &[u8]) -> Result<(), String> {
@@ -140,7 +158,8 @@ fn check_kind(bytes: &[u8]) -> Result<(), String> {
     }
     if let Some(Precompiled::Component | Precompiled::Module) = Engine::detect_precompiled(bytes) {
         return Err(
-            "the file is precompiled native code, which is never loaded: give the component it was made from".into(),
+            "the file is precompiled native code, which is never loaded: give the component it was made from"
+                .into(),
         );
     }
     // The preamble: "\0asm", a version, a layer (0 for a core module, 1 for a component).
@@ -197,7 +216,10 @@ fn list(names: &[String]) -> String {
     if names.is_empty() {
         return "nothing".into();
     }
-    let names: Vec<_> = names.iter().map(|name| format!("`{}`", super::log::printable(name, 100))).collect();
+    let names: Vec<_> = names
+        .iter()
+        .map(|name| format!("`{}`", super::log::printable(name, 100)))
+        .collect();
     names.join(", ")
 }
 
@@ -206,7 +228,10 @@ mod tests {
     use super::*;
 
     fn shape(imports: &[&str]) -> Shape {
-        Shape { imports: imports.iter().map(|&import| import.into()).collect(), ..Shape::default() }
+        Shape {
+            imports: imports.iter().map(|&import| import.into()).collect(),
+            ..Shape::default()
+        }
     }
 
     #[test]
@@ -228,7 +253,10 @@ mod tests {
     fn a_component_without_exports_fills_no_role() {
         let empty = b"\0asm\x0d\0\x01\0";
         let error = read(empty).unwrap_err();
-        assert!(error.contains("lifecycle") && error.contains("exports nothing"), "{error}");
+        assert!(
+            error.contains("lifecycle") && error.contains("exports nothing"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -243,11 +271,23 @@ mod tests {
         let log = shape(&["heddle:plugin/log@0.1.0", "heddle:plugin/http@0.1.0"]);
         assert_eq!(check_imports(&log, Grants::default(), "a"), Ok(()));
         let error = check_imports(&log, Grants::NONE, "a").unwrap_err();
-        assert!(error.contains("`log`") && error.contains("[plugins.slots.a]"), "{error}");
+        assert!(
+            error.contains("`log`") && error.contains("[plugins.slots.a]"),
+            "{error}"
+        );
 
-        let many = shape(&["wasi:cli/environment@0.2.9", "heddle:plugin/random@0.1.0", "x:y/z@1.0.0"]);
+        let many = shape(&[
+            "wasi:cli/environment@0.2.9",
+            "heddle:plugin/random@0.1.0",
+            "x:y/z@1.0.0",
+        ]);
         let error = check_imports(&many, Grants::default(), "a").unwrap_err();
-        for part in ["`random`", "`wasi:cli/environment@0.2.9`", "wasi = \"inert\"", "`x:y/z@1.0.0`"] {
+        for part in [
+            "`random`",
+            "`wasi:cli/environment@0.2.9`",
+            "wasi = \"inert\"",
+            "`x:y/z@1.0.0`",
+        ] {
             assert!(error.contains(part), "{part} in {error}");
         }
     }

@@ -18,7 +18,11 @@ pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Error {
 
 /// Makes a folder that only its owner can enter; one that exists loses the access of others.
 pub(super) fn private_folder(path: &Path) -> Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io(path))?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(io(path))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(io(path))
 }
 
@@ -28,7 +32,11 @@ pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
     let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;

@@ -12,9 +12,11 @@ use wasmtime::{
 
 use super::{
     bindings::heddle::plugin::{
-        access, clock, generation, http, log, random,
+        access, clock, generation,
         generation::{Framing, Prompt, Token},
+        http,
         http::NotGranted,
+        log, random,
     },
     grants::Grants,
     resources::{Credential, GenerationCall, Grant, RequestHead, Served, Target},
@@ -34,7 +36,8 @@ const MAX_RANDOM: u32 = 4_096;
 /// may wait: one such import makes all calls of an instance asynchronous, which the path of each token cannot pay.
 pub(super) fn linker(grants: Grants) -> crate::Result<Linker<HostState>> {
     let mut linker = Linker::new(&runtime::runtime()?.engine);
-    link(&mut linker, grants).map_err(|error| crate::Error::Config(format!("the plugin interface: {error:#}")))?;
+    link(&mut linker, grants)
+        .map_err(|error| crate::Error::Config(format!("the plugin interface: {error:#}")))?;
     Ok(linker)
 }
 
@@ -98,11 +101,16 @@ impl http::HostRequestHead for HostState {
     }
 
     fn header(&mut self, head: Resource<RequestHead>, name: String) -> Result<Vec<String>> {
-        if SECRET_FIELDS.iter().any(|secret| secret.eq_ignore_ascii_case(&name)) {
+        if SECRET_FIELDS
+            .iter()
+            .any(|secret| secret.eq_ignore_ascii_case(&name))
+        {
             return Ok(Vec::new());
         }
         let fields = &self.table.get(&head)?.0.headers;
-        let values = fields.iter().filter(|(field, _)| field.eq_ignore_ascii_case(&name));
+        let values = fields
+            .iter()
+            .filter(|(field, _)| field.eq_ignore_ascii_case(&name));
         Ok(values.map(|(_, value)| value.clone()).collect())
     }
 
@@ -133,7 +141,13 @@ impl http::HostCredential for HostState {
     }
 
     fn digest(&mut self, credential: Resource<Credential>) -> Result<String> {
-        Ok(self.table.get(&credential)?.secret.as_deref().map(digest).unwrap_or_default())
+        Ok(self
+            .table
+            .get(&credential)?
+            .secret
+            .as_deref()
+            .map(digest)
+            .unwrap_or_default())
     }
 
     fn reveal(&mut self, credential: Resource<Credential>) -> Result<Result<String, NotGranted>> {
@@ -181,7 +195,10 @@ impl access::HostTarget for HostState {
 impl access::HostGrant for HostState {
     fn new(&mut self, tenant: String) -> Result<Resource<Grant>> {
         self.retain(tenant.len())?;
-        self.lend(Grant { tenant, ..Grant::default() })
+        self.lend(Grant {
+            tenant,
+            ..Grant::default()
+        })
     }
 
     fn set_priority(&mut self, grant: Resource<Grant>, priority: i32) -> Result<()> {
@@ -199,7 +216,11 @@ impl access::HostGrant for HostState {
         Ok(())
     }
 
-    fn set_source_credential(&mut self, grant: Resource<Grant>, which: access::SourceCredential) -> Result<()> {
+    fn set_source_credential(
+        &mut self,
+        grant: Resource<Grant>,
+        which: access::SourceCredential,
+    ) -> Result<()> {
         self.table.get_mut(&grant)?.callers_credential = matches!(which, access::SourceCredential::Callers);
         Ok(())
     }
@@ -255,7 +276,10 @@ impl HostState {
 
     /// Keeps texts of the guest's for as long as the request lives.
     fn retain_texts<'a>(&mut self, texts: impl IntoIterator<Item = &'a String>) -> Result<()> {
-        let bytes = texts.into_iter().map(|text| text.len() + size_of::<String>()).sum();
+        let bytes = texts
+            .into_iter()
+            .map(|text| text.len() + size_of::<String>())
+            .sum();
         Ok(self.retain(bytes)?)
     }
 
@@ -275,7 +299,10 @@ impl HostState {
 impl generation::HostRequest for HostState {
     fn new(&mut self, prompt: Prompt) -> Result<Call> {
         self.retain_prompt(&prompt)?;
-        self.lend(GenerationCall { prompts: vec![prompt], ..GenerationCall::default() })
+        self.lend(GenerationCall {
+            prompts: vec![prompt],
+            ..GenerationCall::default()
+        })
     }
 
     fn add_prompt(&mut self, call: Call, prompt: Prompt) -> Result<()> {
@@ -299,7 +326,9 @@ impl generation::HostRequest for HostState {
 
     fn set_api_token(&mut self, call: Call, token: String) -> Result<()> {
         self.retain_texts([&token])?;
-        self.call(&call)?.api_token = Credential { secret: Some(token.into()) };
+        self.call(&call)?.api_token = Credential {
+            secret: Some(token.into()),
+        };
         Ok(())
     }
 

@@ -64,7 +64,9 @@ pub(super) fn load(
     outcome.unwrap_or_else(|failed| {
         let seconds = LIMIT.as_secs();
         let reason = match failed {
-            Failed::Busy => format!("the compiling thread has been busy with another component for {seconds} s"),
+            Failed::Busy => {
+                format!("the compiling thread has been busy with another component for {seconds} s")
+            }
             Failed::Overdue => format!("it was not compiled and checked within {seconds} s"),
             Failed::Panicked => "it makes the compiler fail".to_owned(),
         };
@@ -99,10 +101,17 @@ struct Compiled {
 impl Candidate {
     fn climb(&self, report: &mut CheckReport) -> Result<Plugin, Refusal> {
         let shape = report.climb(Rung::Contract, |report| self.contract(report))?;
-        let linker = imports::linker(self.settings.grants).map_err(|e| Refusal::new(Rung::Compile, e.to_string()))?;
-        let source =
-            Source { digest: &self.digest, config: &self.settings.config, grants: self.settings.grants };
-        let cached = self.cache.as_ref().and_then(|cache| self.restore(report, &shape, &linker, &cache.load(&source)?));
+        let linker =
+            imports::linker(self.settings.grants).map_err(|e| Refusal::new(Rung::Compile, e.to_string()))?;
+        let source = Source {
+            digest: &self.digest,
+            config: &self.settings.config,
+            grants: self.settings.grants,
+        };
+        let cached = self
+            .cache
+            .as_ref()
+            .and_then(|cache| self.restore(report, &shape, &linker, &cache.load(&source)?));
         let (compiled, unconfigured) = match cached {
             Some(restored) => restored,
             None => {
@@ -110,14 +119,22 @@ impl Candidate {
                 if let Some(cache) = &self.cache
                     && let Ok(code) = made.0.component.serialize()
                 {
-                    cache.store(&source, &Entry { unconfigured: made.1.clone(), code });
+                    cache.store(
+                        &source,
+                        &Entry {
+                            unconfigured: made.1.clone(),
+                            code,
+                        },
+                    );
                 }
                 made
             }
         };
         report.snapshot = Some(unconfigured.is_none());
         report.snapshot_reason.clone_from(&unconfigured);
-        report.climb(Rung::SelfTest, |report| self.self_test(report, shape, compiled, unconfigured))
+        report.climb(Rung::SelfTest, |report| {
+            self.self_test(report, shape, compiled, unconfigured)
+        })
     }
 
     fn contract(&self, report: &mut CheckReport) -> Result<Shape, Refusal> {
@@ -132,7 +149,12 @@ impl Candidate {
                 "the slot `{}` needs a component with the role `{}`; this one has {}",
                 self.settings.slot,
                 role.name(),
-                shape.roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(", ")
+                shape
+                    .roles
+                    .iter()
+                    .map(|role| role.name())
+                    .collect::<Vec<_>>()
+                    .join(", ")
             ))),
             None => Ok(shape),
         }
@@ -176,7 +198,9 @@ impl Candidate {
     ) -> Result<(Compiled, Option<String>), Refusal> {
         let instrumented = snapshot::instrument(&self.bytes);
         let mut compiled = report.climb(Rung::Compile, |report| {
-            let bytes = instrumented.as_ref().map_or(&*self.bytes, |instrumented| &instrumented.bytes);
+            let bytes = instrumented
+                .as_ref()
+                .map_or(&*self.bytes, |instrumented| &instrumented.bytes);
             let component = compile(report, Rung::Compile, bytes)?;
             self.prepare(Rung::Compile, shape, linker, component)
         })?;
@@ -191,7 +215,10 @@ impl Candidate {
                 Err(reason) => (&*self.bytes, Some(printable(reason, MAX_SENTENCE))),
             };
             let component = compile(report, Rung::Configure, bytes)?;
-            Ok((self.prepare(Rung::Configure, shape, linker, component)?, unconfigured))
+            Ok((
+                self.prepare(Rung::Configure, shape, linker, component)?,
+                unconfigured,
+            ))
         })
     }
 
@@ -204,33 +231,64 @@ impl Candidate {
         component: Component,
     ) -> Result<Compiled, Refusal> {
         let mismatch = |error: wasmtime::Error| {
-            Refusal::new(rung, format!("it does not fit the contract (wit/): {}", printable(&format!("{error:#}"), 1_000)))
+            Refusal::new(
+                rung,
+                format!(
+                    "it does not fit the contract (wit/): {}",
+                    printable(&format!("{error:#}"), 1_000)
+                ),
+            )
         };
         let pre = linker.instantiate_pre(&component).map_err(mismatch)?;
         let has = |role| shape.roles.contains(&role);
         let exports = Exports {
             lifecycle: lifecycle::GuestIndices::new(&pre).map_err(mismatch)?,
-            auth: has(Role::Auth).then(|| auth::GuestIndices::new(&pre)).transpose().map_err(mismatch)?,
-            protocol: has(Role::Protocol).then(|| protocol::GuestIndices::new(&pre)).transpose().map_err(mismatch)?,
-            stop: has(Role::Stop).then(|| stop::GuestIndices::new(&pre)).transpose().map_err(mismatch)?,
+            auth: has(Role::Auth)
+                .then(|| auth::GuestIndices::new(&pre))
+                .transpose()
+                .map_err(mismatch)?,
+            protocol: has(Role::Protocol)
+                .then(|| protocol::GuestIndices::new(&pre))
+                .transpose()
+                .map_err(mismatch)?,
+            stop: has(Role::Stop)
+                .then(|| stop::GuestIndices::new(&pre))
+                .transpose()
+                .map_err(mismatch)?,
         };
         let (mut store, instance) = self.instantiate(rung, &pre)?;
         exports.check(&mut store, &instance).map_err(mismatch)?;
-        Ok(Compiled { component, pre, exports, store, instance })
+        Ok(Compiled {
+            component,
+            pre,
+            exports,
+            store,
+            instance,
+        })
     }
 
-    fn instantiate(&self, rung: Rung, pre: &InstancePre<HostState>) -> Result<(Store<HostState>, Instance), Refusal> {
+    fn instantiate(
+        &self,
+        rung: Rung,
+        pre: &InstancePre<HostState>,
+    ) -> Result<(Store<HostState>, Instance), Refusal> {
         instantiate(pre, &self.settings, &self.log).map_err(|error| Refusal::new(rung, error.to_string()))
     }
 
     fn configure(&self, compiled: &mut Compiled) -> Result<(), Refusal> {
         let config = &self.settings.config;
-        let answer = self.ask(Rung::Configure, "lifecycle.configure", compiled, |store, guest| {
-            guest.call_configure(store, config)
-        })?;
+        let answer = self.ask(
+            Rung::Configure,
+            "lifecycle.configure",
+            compiled,
+            |store, guest| guest.call_configure(store, config),
+        )?;
         answer.map_err(|reason| Refusal {
             rung: Rung::Configure,
-            reason: format!("it refused its configuration: {}", printable(&reason, MAX_SENTENCE)),
+            reason: format!(
+                "it refused its configuration: {}",
+                printable(&reason, MAX_SENTENCE)
+            ),
             quotes: true,
         })
     }
@@ -247,15 +305,17 @@ impl Candidate {
         if unconfigured.is_some() {
             self.configure(&mut compiled)?;
         }
-        let descriptor =
-            self.ask(RUNG, "lifecycle.describe", &mut compiled, |store, guest| guest.call_describe(store))?;
+        let descriptor = self.ask(RUNG, "lifecycle.describe", &mut compiled, |store, guest| {
+            guest.call_describe(store)
+        })?;
         report.name = printable(&descriptor.name, MAX_WORD);
         report.version = printable(&descriptor.version, MAX_WORD);
         report.description = printable(&descriptor.description, MAX_SENTENCE);
         let routes = self.routes(&mut compiled)?;
         report.routes = routes.iter().map(Route::to_string).collect();
-        let verdict =
-            self.ask(RUNG, "lifecycle.self-test", &mut compiled, |store, guest| guest.call_self_test(store))?;
+        let verdict = self.ask(RUNG, "lifecycle.self-test", &mut compiled, |store, guest| {
+            guest.call_self_test(store)
+        })?;
         verdict.map_err(|reason| Refusal {
             rung: RUNG,
             reason: format!("its self-test failed: {}", printable(&reason, MAX_SENTENCE)),
@@ -283,11 +343,22 @@ impl Candidate {
         };
         let store = &mut compiled.store;
         begin_call(store, self.settings.budget(Budget::Call));
-        let routes = indices.load(&mut *store, &compiled.instance).and_then(|guest| guest.call_routes(&mut *store));
+        let routes = indices
+            .load(&mut *store, &compiled.instance)
+            .and_then(|guest| guest.call_routes(&mut *store));
         let routes = routes.map_err(|error| {
-            Refusal::new(Rung::SelfTest, failure(&self.settings, CALL, &error, store.data()).to_string())
+            Refusal::new(
+                Rung::SelfTest,
+                failure(&self.settings, CALL, &error, store.data()).to_string(),
+            )
         })?;
-        let routes: Vec<_> = routes.into_iter().map(|route| Route { method: route.method, path: route.path }).collect();
+        let routes: Vec<_> = routes
+            .into_iter()
+            .map(|route| Route {
+                method: route.method,
+                path: route.path,
+            })
+            .collect();
         check_routes(&routes).map_err(|reason| Refusal::new(Rung::SelfTest, reason))?;
         Ok(routes)
     }
@@ -302,9 +373,17 @@ impl Candidate {
     ) -> Result<R, Refusal> {
         let store = &mut compiled.store;
         begin_call(store, self.settings.budget(Budget::Call));
-        let answer =
-            compiled.exports.lifecycle.load(&mut *store, &compiled.instance).and_then(|guest| enter(store, &guest));
-        answer.map_err(|error| Refusal::new(rung, failure(&self.settings, call, &error, store.data()).to_string()))
+        let answer = compiled
+            .exports
+            .lifecycle
+            .load(&mut *store, &compiled.instance)
+            .and_then(|guest| enter(store, &guest));
+        answer.map_err(|error| {
+            Refusal::new(
+                rung,
+                failure(&self.settings, call, &error, store.data()).to_string(),
+            )
+        })
     }
 }
 
@@ -312,9 +391,18 @@ impl Exports {
     /// Whether every function of every role has the contract's types.
     fn check(&self, store: &mut Store<HostState>, instance: &Instance) -> wasmtime::Result<()> {
         self.lifecycle.load(&mut *store, instance)?;
-        self.auth.as_ref().map(|auth| auth.load(&mut *store, instance)).transpose()?;
-        self.protocol.as_ref().map(|protocol| protocol.load(&mut *store, instance)).transpose()?;
-        self.stop.as_ref().map(|stop| stop.load(&mut *store, instance)).transpose()?;
+        self.auth
+            .as_ref()
+            .map(|auth| auth.load(&mut *store, instance))
+            .transpose()?;
+        self.protocol
+            .as_ref()
+            .map(|protocol| protocol.load(&mut *store, instance))
+            .transpose()?;
+        self.stop
+            .as_ref()
+            .map(|stop| stop.load(&mut *store, instance))
+            .transpose()?;
         Ok(())
     }
 }
@@ -331,13 +419,22 @@ fn compile(report: &mut CheckReport, rung: Rung, bytes: &[u8]) -> Result<Compone
     let component = Component::from_binary(engine(rung)?, bytes);
     *report.compile_ms.get_or_insert(0.0) += milliseconds(start);
     component.map_err(|error| {
-        Refusal::new(rung, format!("it cannot be compiled: {}", printable(&format!("{error:#}"), 1_000)))
+        Refusal::new(
+            rung,
+            format!(
+                "it cannot be compiled: {}",
+                printable(&format!("{error:#}"), 1_000)
+            ),
+        )
     })
 }
 
 fn check_routes(routes: &[Route]) -> Result<(), String> {
     if routes.is_empty() || routes.len() > MAX_ROUTES {
-        return Err(format!("a protocol plugin serves between 1 and {MAX_ROUTES} routes; it names {}", routes.len()));
+        return Err(format!(
+            "a protocol plugin serves between 1 and {MAX_ROUTES} routes; it names {}",
+            routes.len()
+        ));
     }
     for (at, route) in routes.iter().enumerate() {
         let shown = printable(&route.to_string(), 200);
@@ -345,8 +442,11 @@ fn check_routes(routes: &[Route]) -> Result<(), String> {
         if route.method.is_empty() || !route.method.bytes().all(|b| b.is_ascii_uppercase()) {
             return Err(format!("the route `{shown}` has no method in upper case"));
         }
-        if !route.path.starts_with('/') || !path.bytes().all(|b| b.is_ascii_graphic() && !b"?#*".contains(&b)) {
-            return Err(format!("the route `{shown}` has no path that begins with `/`, without query and without spaces"));
+        if !route.path.starts_with('/') || !path.bytes().all(|b| b.is_ascii_graphic() && !b"?#*".contains(&b))
+        {
+            return Err(format!(
+                "the route `{shown}` has no path that begins with `/`, without query and without spaces"
+            ));
         }
         if routes[..at].contains(route) {
             return Err(format!("the route `{shown}` is there twice"));
@@ -357,21 +457,78 @@ fn check_routes(routes: &[Route]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::sync::Semaphore;
+
+    use super::{
+        super::{Grants, Limits},
+        *,
+    };
 
     fn check(routes: &[(&str, &str)]) -> Result<(), String> {
-        let routes: Vec<_> =
-            routes.iter().map(|&(method, path)| Route { method: method.into(), path: path.into() }).collect();
+        let routes: Vec<_> = routes
+            .iter()
+            .map(|&(method, path)| Route {
+                method: method.into(),
+                path: path.into(),
+            })
+            .collect();
         check_routes(&routes)
+    }
+
+    fn try_load(file: &str) -> (CheckReport, Result<Plugin, Refusal>) {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .join(file);
+        let settings = Settings {
+            slot: "test".into(),
+            config: "{}".into(),
+            grants: Grants::default(),
+            limits: Limits::default(),
+            permits: Arc::new(Semaphore::new(4)),
+        };
+        load(
+            &std::fs::read(path).unwrap().into(),
+            &Arc::new(settings),
+            &[],
+            None,
+        )
+    }
+
+    #[test]
+    fn what_ships_starts_from_a_snapshot() {
+        for file in ["plugins/dist/auth-token.wasm", "plugins/dist/stop.wasm"] {
+            let (report, plugin) = try_load(file);
+            println!("{report}");
+            assert_eq!(plugin.unwrap().unconfigured, None, "{report}");
+        }
     }
 
     #[test]
     fn routes_are_checked() {
-        assert_eq!(check(&[("POST", "/"), ("GET", "/"), ("GET", "/v1/models/*"), ("GET", "/*")]), Ok(()));
-        for bad in [("post", "/"), ("", "/"), ("GET", "v1"), ("GET", "/a b"), ("GET", "/a?b"), ("GET", "/a*")] {
+        assert_eq!(
+            check(&[
+                ("POST", "/"),
+                ("GET", "/"),
+                ("GET", "/v1/models/*"),
+                ("GET", "/*")
+            ]),
+            Ok(())
+        );
+        for bad in [
+            ("post", "/"),
+            ("", "/"),
+            ("GET", "v1"),
+            ("GET", "/a b"),
+            ("GET", "/a?b"),
+            ("GET", "/a*"),
+        ] {
             assert!(check(&[bad]).is_err(), "{bad:?}");
         }
         assert!(check(&[]).is_err());
-        assert!(check(&[("GET", "/"), ("GET", "/")]).unwrap_err().contains("twice"));
+        assert!(
+            check(&[("GET", "/"), ("GET", "/")])
+                .unwrap_err()
+                .contains("twice")
+        );
     }
 }

@@ -30,13 +30,22 @@ impl PluginLog {
     pub(super) fn new(slot: &str) -> Self {
         Self {
             slot: slot.to_owned(),
-            budget: Mutex::new(Budget { entries: BURST, filled: Instant::now(), dropped: 0 }),
+            budget: Mutex::new(Budget {
+                entries: BURST,
+                filled: Instant::now(),
+                dropped: 0,
+            }),
         }
     }
 
     /// Writes an entry of the guest's, or drops it if there are too many.
     pub(super) fn write(&self, level: Level, message: &str) {
-        let Some(dropped) = self.budget.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) else {
+        let Some(dropped) = self
+            .budget
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(Instant::now())
+        else {
             return;
         };
         let slot = self.slot.as_str();
@@ -75,7 +84,9 @@ pub(super) fn printable(text: &str, max: usize) -> String {
     let cut = text.floor_char_boundary(max);
     let mut out = String::with_capacity(cut + 16);
     for c in text[..cut].chars() {
-        if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+        if c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        {
             // Writing to a string cannot fail.
             let _ = write!(out, "{}", c.escape_default());
         } else {
@@ -96,14 +107,21 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped_and_long_entries_cut() {
-        assert_eq!(printable("a\nb\u{1b}[31m\u{202e}ä", 100), "a\\nb\\u{1b}[31m\\u{202e}ä");
+        assert_eq!(
+            printable("a\nb\u{1b}[31m\u{202e}ä", 100),
+            "a\\nb\\u{1b}[31m\\u{202e}ä"
+        );
         assert_eq!(printable("ää", 3), "ä [2 bytes more]", "never inside a character");
     }
 
     #[test]
     fn the_rate_is_limited_and_what_was_dropped_is_counted() {
         let start = Instant::now();
-        let mut budget = Budget { entries: BURST, filled: start, dropped: 0 };
+        let mut budget = Budget {
+            entries: BURST,
+            filled: start,
+            dropped: 0,
+        };
         let written = (0..1_000).filter(|_| budget.take(start).is_some()).count();
         assert_eq!(written, 200, "the burst");
         assert_eq!(budget.take(start + Duration::from_secs(1)), Some(800));

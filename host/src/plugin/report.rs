@@ -89,12 +89,20 @@ pub(super) struct Refusal {
 
 impl Refusal {
     pub(super) fn new(rung: Rung, reason: impl Into<String>) -> Self {
-        Self { rung, reason: reason.into(), quotes: false }
+        Self {
+            rung,
+            reason: reason.into(),
+            quotes: false,
+        }
     }
 
     /// What the audit log may hold.
     pub(super) fn public_reason(&self) -> &str {
-        if self.quotes { "the component gave a reason of its own" } else { &self.reason }
+        if self.quotes {
+            "the component gave a reason of its own"
+        } else {
+            &self.reason
+        }
     }
 }
 
@@ -144,7 +152,12 @@ impl CheckReport {
         let start = Instant::now();
         let result = attempt(self);
         let note = result.as_ref().err().map(|refusal| refusal.reason.clone());
-        self.rungs.push(RungReport { rung, passed: result.is_ok(), ms: milliseconds(start), note });
+        self.rungs.push(RungReport {
+            rung,
+            passed: result.is_ok(),
+            ms: milliseconds(start),
+            note,
+        });
         result
     }
 
@@ -172,12 +185,24 @@ impl fmt::Display for CheckReport {
             writeln!(f, "{} {}: {}", self.name, self.version, self.description)?;
         }
         writeln!(f, "{} bytes, sha256 {}", self.bytes, self.digest)?;
-        for (what, items) in [("exports", &self.exports), ("imports", &self.imports), ("routes", &self.routes)] {
+        for (what, items) in [
+            ("exports", &self.exports),
+            ("imports", &self.imports),
+            ("routes", &self.routes),
+        ] {
             if !items.is_empty() {
                 writeln!(f, "{what:<8} {}", items.join(", "))?;
             }
         }
-        writeln!(f, "granted  {}", if self.grants.is_empty() { "nothing".into() } else { self.grants.join(", ") })?;
+        writeln!(
+            f,
+            "granted  {}",
+            if self.grants.is_empty() {
+                "nothing".into()
+            } else {
+                self.grants.join(", ")
+            }
+        )?;
         for rung in &self.rungs {
             let mark = if rung.passed { "ok    " } else { "FAILED" };
             write!(f, "{mark} {:<10} {:>9.1} ms", rung.rung, rung.ms)?;

@@ -3,11 +3,7 @@
 //! One engine serves everything, tests and checks included: types of one engine must never meet those of another, and
 //! what an engine keeps for compiling is kept once.
 
-use std::{
-    sync::OnceLock,
-    thread,
-    time::Duration,
-};
+use std::{sync::OnceLock, thread, time::Duration};
 
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -66,24 +62,34 @@ fn start() -> wasmtime::Result<Runtime> {
     let runtime = loop {
         // A pool needs terabytes of address space, which `ulimit -v`, a small kernel or an emulator may deny.
         match Engine::new(&config(Some(wanted))) {
-            Ok(engine) => break Runtime { engine, instances: Some(wanted) },
+            Ok(engine) => {
+                break Runtime {
+                    engine,
+                    instances: Some(wanted),
+                };
+            }
             Err(error) if wanted > 64 => {
                 tracing::debug!("no pool of {wanted} plugin instances: {error:#}");
                 wanted /= 4;
             }
             Err(error) => {
                 tracing::warn!("plugin instances are not pooled, which makes each request slower: {error:#}");
-                break Runtime { engine: Engine::new(&config(None))?, instances: None };
+                break Runtime {
+                    engine: Engine::new(&config(None))?,
+                    instances: None,
+                };
             }
         }
     };
     let engine = runtime.engine.weak();
-    thread::Builder::new().name("heddle-epoch".into()).spawn(move || {
-        while let Some(engine) = engine.upgrade() {
-            thread::sleep(TICK);
-            engine.increment_epoch();
-        }
-    })?;
+    thread::Builder::new()
+        .name("heddle-epoch".into())
+        .spawn(move || {
+            while let Some(engine) = engine.upgrade() {
+                thread::sleep(TICK);
+                engine.increment_epoch();
+            }
+        })?;
     Ok(runtime)
 }
 

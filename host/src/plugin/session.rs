@@ -30,7 +30,12 @@ impl AuthSession {
     /// [`Error::PluginBusy`](crate::Error::PluginBusy), or a failure of the instance. All of them deny.
     pub fn open(plugin: &Plugin) -> Result<Self> {
         Session::open(plugin, |plugin, store, instance| {
-            plugin.exports.auth.as_ref().ok_or_else(no_role)?.load(store, instance)
+            plugin
+                .exports
+                .auth
+                .as_ref()
+                .ok_or_else(no_role)?
+                .load(store, instance)
         })
         .map(Self)
     }
@@ -74,7 +79,9 @@ impl AuthSession {
             let state = store.data_mut();
             state.take(token)?;
             state.take(target)?;
-            answer.map(|grant| state.take(grant)).map_or_else(|denial| Ok(Err(denial)), |grant| grant.map(Ok))
+            answer
+                .map(|grant| state.take(grant))
+                .map_or_else(|denial| Ok(Err(denial)), |grant| grant.map(Ok))
         })
     }
 }
@@ -93,9 +100,17 @@ impl ProtocolSession {
     /// [`Error::PluginBusy`](crate::Error::PluginBusy), or a failure of the instance.
     pub fn open(plugin: &Plugin) -> Result<Self> {
         let session = Session::open(plugin, |plugin, store, instance| {
-            plugin.exports.protocol.as_ref().ok_or_else(no_role)?.load(store, instance)
+            plugin
+                .exports
+                .protocol
+                .as_ref()
+                .ok_or_else(no_role)?
+                .load(store, instance)
         })?;
-        Ok(Self { session, exchange: None })
+        Ok(Self {
+            session,
+            exchange: None,
+        })
     }
 
     /// `protocol.fail`.
@@ -117,16 +132,19 @@ impl ProtocolSession {
     /// # Errors
     /// A failure of the plugin.
     pub fn parse(&mut self, head: &RequestHead, body: &[u8]) -> Result<Result<Call, Reply>> {
-        let parsed = self.session.call("exchange.parse", Budget::Call, |store, guest| {
-            let head = store.data_mut().lend(head.clone())?;
-            let parsed = guest.exchange().call_parse(&mut *store, borrow(&head), body)?;
-            store.data_mut().take(head)?;
-            Ok(parsed)
-        })?;
+        let parsed = self
+            .session
+            .call("exchange.parse", Budget::Call, |store, guest| {
+                let head = store.data_mut().lend(head.clone())?;
+                let parsed = guest.exchange().call_parse(&mut *store, borrow(&head), body)?;
+                store.data_mut().take(head)?;
+                Ok(parsed)
+            })?;
         match parsed {
             Ok(exchange) => {
                 self.exchange = Some(exchange);
-                let call = |store: &mut _, guest: &protocol::Guest| guest.exchange().call_call(store, exchange);
+                let call =
+                    |store: &mut _, guest: &protocol::Guest| guest.exchange().call_call(store, exchange);
                 self.session.call("exchange.call", Budget::Call, call).map(Ok)
             }
             Err(reply) => Ok(Err(reply)),
@@ -149,7 +167,9 @@ impl ProtocolSession {
         let exchange = self.exchange("exchange.start")?;
         self.session.call("exchange.start", Budget::Call, |store, guest| {
             let served = store.data_mut().lend(served)?;
-            let payloads = guest.exchange().call_start(&mut *store, exchange, borrow(&served))?;
+            let payloads = guest
+                .exchange()
+                .call_start(&mut *store, exchange, borrow(&served))?;
             store.data_mut().take(served)?;
             Ok(payloads)
         })
@@ -161,9 +181,10 @@ impl ProtocolSession {
     /// A failure of the plugin.
     pub fn render(&mut self, events: &[Event]) -> Result<Vec<Payload>> {
         let exchange = self.exchange("exchange.render")?;
-        self.session.call("exchange.render", Budget::Token, |store, guest| {
-            guest.exchange().call_render(store, exchange, events)
-        })
+        self.session
+            .call("exchange.render", Budget::Token, |store, guest| {
+                guest.exchange().call_render(store, exchange, events)
+            })
     }
 
     /// `exchange.close`.
@@ -183,9 +204,10 @@ impl ProtocolSession {
     /// A failure of the plugin.
     pub fn break_off(&mut self, problem: &Problem) -> Result<Vec<Payload>> {
         let exchange = self.exchange("exchange.break-off")?;
-        self.session.call("exchange.break-off", Budget::Call, |store, guest| {
-            guest.exchange().call_break_off(store, exchange, problem)
-        })
+        self.session
+            .call("exchange.break-off", Budget::Call, |store, guest| {
+                guest.exchange().call_break_off(store, exchange, problem)
+            })
     }
 
     /// `exchange.finish`.
@@ -194,13 +216,15 @@ impl ProtocolSession {
     /// A failure of the plugin.
     pub fn finish(&mut self, outcome: &Outcome) -> Result<Reply> {
         let exchange = self.exchange("exchange.finish")?;
-        self.session.call("exchange.finish", Budget::Call, |store, guest| {
-            guest.exchange().call_finish(store, exchange, outcome)
-        })
+        self.session
+            .call("exchange.finish", Budget::Call, |store, guest| {
+                guest.exchange().call_finish(store, exchange, outcome)
+            })
     }
 
     fn exchange(&self, call: &'static str) -> Result<ResourceAny> {
-        self.exchange.ok_or_else(|| self.session.misuse(call, "no request was parsed before it"))
+        self.exchange
+            .ok_or_else(|| self.session.misuse(call, "no request was parsed before it"))
     }
 }
 
@@ -221,9 +245,17 @@ impl StopSession {
     /// [`Error::PluginBusy`](crate::Error::PluginBusy), or a failure of the instance.
     pub fn open(plugin: &Plugin) -> Result<Self> {
         let session = Session::open(plugin, |plugin, store, instance| {
-            plugin.exports.stop.as_ref().ok_or_else(no_role)?.load(store, instance)
+            plugin
+                .exports
+                .stop
+                .as_ref()
+                .ok_or_else(no_role)?
+                .load(store, instance)
         })?;
-        Ok(Self { session, matchers: Vec::new() })
+        Ok(Self {
+            session,
+            matchers: Vec::new(),
+        })
     }
 
     /// `matcher.constructor`.
@@ -231,9 +263,11 @@ impl StopSession {
     /// # Errors
     /// A failure of the plugin.
     pub fn matcher(&mut self, sequences: &[String], keep: bool) -> Result<Matcher> {
-        let matcher = self.session.call("matcher.constructor", Budget::Call, |store, guest| {
-            guest.matcher().call_constructor(store, sequences, keep)
-        })?;
+        let matcher = self
+            .session
+            .call("matcher.constructor", Budget::Call, |store, guest| {
+                guest.matcher().call_constructor(store, sequences, keep)
+            })?;
         self.matchers.push(matcher);
         Ok(Matcher(self.matchers.len() - 1))
     }
@@ -255,11 +289,16 @@ impl StopSession {
     /// A failure of the plugin.
     pub fn flush(&mut self, matcher: Matcher) -> Result<String> {
         let matcher = self.find("matcher.flush", matcher)?;
-        self.session.call("matcher.flush", Budget::Token, |store, guest| guest.matcher().call_flush(store, matcher))
+        self.session.call("matcher.flush", Budget::Token, |store, guest| {
+            guest.matcher().call_flush(store, matcher)
+        })
     }
 
     fn find(&self, call: &'static str, matcher: Matcher) -> Result<ResourceAny> {
-        self.matchers.get(matcher.0).copied().ok_or_else(|| self.session.misuse(call, "there is no such matcher"))
+        self.matchers
+            .get(matcher.0)
+            .copied()
+            .ok_or_else(|| self.session.misuse(call, "there is no such matcher"))
     }
 }
 

@@ -29,7 +29,8 @@ pub(super) struct Instrumented<'a> {
 
 /// Prepares a component for [`Instrumented::snapshot`]. The error says why that is impossible.
 pub(super) fn instrument(component: &[u8]) -> Result<Instrumented<'_>, String> {
-    guarded(|| wizer().instrument_component(component)).map(|(context, bytes)| Instrumented { context, bytes })
+    guarded(|| wizer().instrument_component(component))
+        .map(|(context, bytes)| Instrumented { context, bytes })
 }
 
 impl Instrumented<'_> {
@@ -41,14 +42,23 @@ impl Instrumented<'_> {
         limit: Duration,
     ) -> Result<Vec<u8>, String> {
         if !store.data().table.is_empty() {
-            return Err("`configure` keeps handles to resources of the host, which no snapshot can hold".into());
+            return Err(
+                "`configure` keeps handles to resources of the host, which no snapshot can hold".into(),
+            );
         }
-        let mut reader = Reader { store, instance, limit, memories: HashMap::new(), error: None };
+        let mut reader = Reader {
+            store,
+            instance,
+            limit,
+            memories: HashMap::new(),
+            error: None,
+        };
         let bytes = guarded(|| {
             // Nothing in it waits: the reader's calls are synchronous.
-            wizer().snapshot_component(&self.context, &mut reader).now_or_never().unwrap_or_else(|| {
-                Err(wasmtime::Error::msg("the snapshot waits for something"))
-            })
+            wizer()
+                .snapshot_component(&self.context, &mut reader)
+                .now_or_never()
+                .unwrap_or_else(|| Err(wasmtime::Error::msg("the snapshot waits for something")))
         })?;
         match reader.error {
             None => Ok(bytes),
@@ -93,9 +103,14 @@ impl Reader<'_> {
         }
         let mut call = || -> wasmtime::Result<R> {
             let missing = || wasmtime::Error::msg("an accessor is missing");
-            let instance = self.instance.get_export_index(&mut *self.store, None, instance).ok_or_else(missing)?;
-            let func =
-                self.instance.get_export_index(&mut *self.store, Some(&instance), func).ok_or_else(missing)?;
+            let instance = self
+                .instance
+                .get_export_index(&mut *self.store, None, instance)
+                .ok_or_else(missing)?;
+            let func = self
+                .instance
+                .get_export_index(&mut *self.store, Some(&instance), func)
+                .ok_or_else(missing)?;
             let func: TypedFunc<(), (R,)> = self.instance.get_typed_func(&mut *self.store, &func)?;
             begin_call(self.store, self.limit);
             Ok(func.call(&mut *self.store, ())?.0)
@@ -105,7 +120,12 @@ impl Reader<'_> {
 }
 
 impl ComponentInstanceState for Reader<'_> {
-    async fn call_func_ret_list_u8(&mut self, instance: &str, func: &str, contents: impl FnOnce(&[u8]) + Send) {
+    async fn call_func_ret_list_u8(
+        &mut self,
+        instance: &str,
+        func: &str,
+        contents: impl FnOnce(&[u8]) + Send,
+    ) {
         if !self.memories.contains_key(func) {
             let list = self.call::<WasmList<u8>>(instance, func);
             let bytes = list.map(|list| list.as_le_slice(&*self.store).to_vec());

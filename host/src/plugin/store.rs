@@ -43,7 +43,11 @@ pub(super) enum GuestFault {
 }
 
 /// A store with every limit set. The deadline is set for each call by [`begin_call`].
-pub(super) fn new_store(limits: &Limits, grants: Grants, log: &Arc<PluginLog>) -> crate::Result<Store<HostState>> {
+pub(super) fn new_store(
+    limits: &Limits,
+    grants: Grants,
+    log: &Arc<PluginLog>,
+) -> crate::Result<Store<HostState>> {
     let data = limits.data_kib.saturating_mul(1 << 10);
     let mut table = ResourceTable::new();
     table.set_max_capacity(MAX_HANDLES);
@@ -103,7 +107,12 @@ pub(super) struct Limiter {
 
 impl Limiter {
     fn new(max_memory: usize) -> Self {
-        Self { memory: 0, max_memory, pending: 0, refused: false }
+        Self {
+            memory: 0,
+            max_memory,
+            pending: 0,
+            refused: false,
+        }
     }
 }
 
@@ -167,7 +176,13 @@ pub(super) struct CallClock {
 
 impl CallClock {
     fn new(total: Duration) -> Self {
-        Self { limit: Duration::ZERO, seen: None, spent: Duration::ZERO, total, overdue: None }
+        Self {
+            limit: Duration::ZERO,
+            seen: None,
+            spent: Duration::ZERO,
+            total,
+            overdue: None,
+        }
     }
 
     fn begin(&mut self, limit: Duration) {
@@ -207,7 +222,10 @@ impl CallClock {
 
 /// Processor time of the calling thread.
 fn thread_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` is a valid place for the answer, and the clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(
@@ -235,8 +253,16 @@ mod tests {
     fn a_call_is_overdue_by_its_own_time_and_not_by_the_walls() {
         let mut clock = CallClock::new(ms(1_000));
         clock.begin(ms(5));
-        assert_eq!(continues(clock.tick_at(ms(100))), Some(5), "the first tick starts the watch");
-        assert_eq!(continues(clock.tick_at(ms(102))), Some(3), "5 ms on the wall, 2 at work");
+        assert_eq!(
+            continues(clock.tick_at(ms(100))),
+            Some(5),
+            "the first tick starts the watch"
+        );
+        assert_eq!(
+            continues(clock.tick_at(ms(102))),
+            Some(3),
+            "5 ms on the wall, 2 at work"
+        );
         assert_eq!(continues(clock.tick_at(ms(102))), Some(3), "not at work at all");
         assert_eq!(continues(clock.tick_at(ms(105))), None);
         assert_eq!(clock.overdue, Some(Overdue::Call(ms(5))));
@@ -268,7 +294,9 @@ mod tests {
     fn a_growth_that_failed_is_not_counted() {
         let mut limiter = Limiter::new(1 << 20);
         assert!(limiter.memory_growing(0, 1 << 20, None).unwrap());
-        limiter.memory_grow_failed(wasmtime::Error::msg("no memory")).unwrap();
+        limiter
+            .memory_grow_failed(wasmtime::Error::msg("no memory"))
+            .unwrap();
         assert!(limiter.memory_growing(0, 1 << 20, None).unwrap());
     }
 }

@@ -63,6 +63,26 @@ pub use bindings::{
 };
 pub use role::{Auth, Exchange, Matcher, Plugin, Protocol, Stop};
 
+/// The schema of a configuration without settings.
+pub const NO_SETTINGS: &str = r#"{"type":"object","additionalProperties":false}"#;
+
+/// Checks the configuration of a plugin without settings.
+///
+/// # Errors
+/// A sentence for the operator, if there are settings.
+pub fn no_settings(plugin: &str, config: &str) -> Result<(), String> {
+    if config.trim().is_empty()
+        || config.split_whitespace().eq(["{}"])
+        || config.split_whitespace().eq(["{", "}"])
+    {
+        Ok(())
+    } else {
+        Err(format!(
+            "`{plugin}` has no settings: its configuration must be empty"
+        ))
+    }
+}
+
 /// Makes a component of a plugin: `export!(MyPlugin: auth)`, `export!(MyPlugin: protocol, stop)`.
 ///
 /// Each role named must be implemented; `lifecycle` comes with [`Plugin`]. Expands to nothing on targets other than

@@ -13,15 +13,13 @@ impl Plugin for StopPlugin {
             name: "stop".into(),
             version: heddle_plugin::version!(),
             description: "Ends a choice at a stop sequence, wherever in the text it comes.".into(),
-            config_schema: Some(r#"{"type":"object","additionalProperties":false}"#.into()),
+            config_schema: Some(heddle_plugin::NO_SETTINGS.into()),
         }
     }
 
     fn configure(config: &str) -> Result<Self, String> {
-        match config.split_whitespace().collect::<String>().as_str() {
-            "" | "{}" => Ok(Self),
-            _ => Err("`stop` has no settings: its configuration must be empty".into()),
-        }
+        heddle_plugin::no_settings("stop", config)?;
+        Ok(Self)
     }
 
     fn self_test(&self) -> Result<(), String> {

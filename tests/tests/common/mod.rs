@@ -42,9 +42,16 @@ pub fn install(server: &Server, slot: &str, bytes: Vec<u8>) -> Answer {
 
 /// The server's resident memory.
 pub fn resident_kib(server: &Server) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the server's status");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the server's status");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .expect("VmRSS");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|kib| kib.parse().ok())
+        .expect("a number")
 }
 
 /// A streamed chat, read to its end.
@@ -72,15 +79,21 @@ pub fn stream_chat(server: &Server, prompt: &str, tokens: u32) -> Streamed {
             }),
         )
         .all();
-    let mut streamed =
-        Streamed { text: String::new(), fingerprints: BTreeSet::new(), finish: None, completion_tokens: 0 };
+    let mut streamed = Streamed {
+        text: String::new(),
+        fingerprints: BTreeSet::new(),
+        finish: None,
+        completion_tokens: 0,
+    };
     for event in &events {
         assert!(event.get("error").is_none(), "{event}");
         if let Some(fingerprint) = event["system_fingerprint"].as_str() {
             streamed.fingerprints.insert(fingerprint.to_owned());
         }
         if let Some(choice) = event["choices"].get(0) {
-            streamed.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+            streamed
+                .text
+                .push_str(choice["delta"]["content"].as_str().unwrap_or_default());
             if let Some(finish) = choice["finish_reason"].as_str() {
                 streamed.finish = Some(finish.to_owned());
             }

@@ -1,7 +1,5 @@
 //! Rotary embedding, the paged KV cache and attention over it.
 
-use rayon::prelude::*;
-
 use super::kernels;
 use crate::{
     backend::{AttentionSpec, NormSpec, RopeSpec, Sequence, Step},
@@ -55,20 +53,18 @@ pub(super) fn rope(
     norms: Option<(&NormSpec, &NormSpec)>,
     qkv: &mut [f32],
 ) {
-    qkv.par_chunks_exact_mut(attention.qkv_width())
-        .zip(&step.positions)
-        .for_each(|(row, position)| {
-            let (q, rest) = row.split_at_mut(attention.q_width());
-            let k = &mut rest[..attention.kv_width()];
-            for (heads, norm) in [(q, norms.map(|(q, _)| q)), (k, norms.map(|(_, k)| k))] {
-                for head in heads.chunks_exact_mut(attention.head_dim) {
-                    if let Some(norm) = norm {
-                        kernels::rms_norm_in_place(head, norm);
-                    }
-                    rope.turn(*position as usize, head);
+    for (row, position) in qkv.chunks_exact_mut(attention.qkv_width()).zip(&step.positions) {
+        let (q, rest) = row.split_at_mut(attention.q_width());
+        let k = &mut rest[..attention.kv_width()];
+        for (heads, norm) in [(q, norms.map(|(q, _)| q)), (k, norms.map(|(_, k)| k))] {
+            for head in heads.chunks_exact_mut(attention.head_dim) {
+                if let Some(norm) = norm {
+                    kernels::rms_norm_in_place(head, norm);
                 }
+                rope.turn(*position as usize, head);
             }
-        });
+        }
+    }
 }
 
 /// Keys and values of every layer, in blocks.
@@ -121,19 +117,22 @@ impl KvCache {
         for sequence in &step.sequences {
             sequence_of_row.extend(sequence.rows.clone().map(|_| sequence));
         }
-        out.par_chunks_exact_mut(width)
-            .enumerate()
-            .for_each_init(Vec::new, |scores, (index, out)| {
-                let (row, head) = (index / attention.heads, index % attention.heads);
-                let q = row * attention.qkv_width() + head * width;
-                let keys = Keys {
-                    attention,
-                    sequence: sequence_of_row[row],
-                    kv_head: head * attention.kv_heads / attention.heads,
-                    position: step.positions[row] as usize,
-                };
-                layer.attend(&keys, &qkv[q..q + width], scores, out);
-            });
+        let longest = step
+            .positions
+            .iter()
+            .max()
+            .map_or(0, |position| *position as usize + 1);
+        kernels::for_each_row(out, width, 2 * longest * width, |index, out| {
+            let (row, head) = (index / attention.heads, index % attention.heads);
+            let q = row * attention.qkv_width() + head * width;
+            let keys = Keys {
+                attention,
+                sequence: sequence_of_row[row],
+                kv_head: head * attention.kv_heads / attention.heads,
+                position: step.positions[row] as usize,
+            };
+            layer.attend(&keys, &qkv[q..q + width], out);
+        });
     }
 }
 
@@ -162,9 +161,9 @@ impl Keys<'_> {
 
 impl LayerCache {
     /// `softmax(scale * q @ k^T) @ v`, in the order of the positions.
-    fn attend(&self, keys: &Keys<'_>, q: &[f32], scores: &mut Vec<f32>, out: &mut [f32]) {
+    fn attend(&self, keys: &Keys<'_>, q: &[f32], out: &mut [f32]) {
         let attention = keys.attention;
-        scores.clear();
+        let mut scores = Vec::new();
         for range in keys.ranges() {
             for key in self.k[range].chunks_exact(attention.head_dim) {
                 let score = kernels::dot(q, key) * attention.scale;
@@ -176,7 +175,7 @@ impl LayerCache {
         }
         let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0;
-        for score in scores.iter_mut() {
+        for score in &mut scores {
             *score = (*score - highest).exp();
             total += *score;
         }

@@ -1,10 +1,34 @@
-//! Loops over one row.
+//! Loops over rows, and over one row.
+
+use rayon::prelude::*;
 
 use crate::{backend::NormSpec, model::Activation};
 
 /// Sums are kept in this many lanes, which the compiler turns into vector registers; the order is the same for every
 /// caller.
 const LANES: usize = 8;
+
+/// Handing work to other threads and waiting for them takes as long as this many multiplications, or longer.
+const WORTH_THREADS: usize = 100_000;
+
+/// Calls `compute` with the number and the numbers of each row of `out`; on all cores if the whole is worth it, by the
+/// multiplications that one row takes.
+pub(super) fn for_each_row(
+    out: &mut [f32],
+    width: usize,
+    work: usize,
+    compute: impl Fn(usize, &mut [f32]) + Sync + Send,
+) {
+    if out.len() / width * work < WORTH_THREADS {
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            compute(row, out);
+        }
+    } else {
+        out.par_chunks_exact_mut(width)
+            .enumerate()
+            .for_each(|(row, out)| compute(row, out));
+    }
+}
 
 /// `sum(a * b)`.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {

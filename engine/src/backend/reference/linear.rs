@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
-use rayon::prelude::*;
 
-use super::{adapter, failed, kernels};
+use super::{ReferenceAdapter, adapter, failed, kernels};
 use crate::{
     adapter::LoraSite,
     backend::{HostTensor, LinearSpec, Step},
@@ -60,21 +59,21 @@ impl Linear {
         if step.segments.is_empty() {
             return Ok(());
         }
-        let mut adapters = vec![None; step.rows()];
+        let mut adapters: Vec<Option<&ReferenceAdapter>> = vec![None; step.rows()];
         for (row, adapter) in adapter::by_row(step)? {
             adapters[row] = Some(adapter);
         }
-        out.par_chunks_exact_mut(self.out_features)
-            .zip(x.par_chunks_exact(self.in_features))
-            .zip(adapters)
-            .for_each(|((out, x), adapter)| {
-                let Some(adapter) = adapter else { return };
-                for (site, columns) in &self.parts {
-                    if let Some(pair) = adapter.pairs.get(site) {
-                        pair.add(x, &mut out[columns.clone()]);
-                    }
+        // Roughly: rank 8 on every part.
+        let work = 8 * (self.in_features + self.out_features);
+        kernels::for_each_row(out, self.out_features, work, |row, out| {
+            let Some(adapter) = adapters[row] else { return };
+            let x = &x[row * self.in_features..(row + 1) * self.in_features];
+            for (site, columns) in &self.parts {
+                if let Some(pair) = adapter.pairs.get(site) {
+                    pair.add(x, &mut out[columns.clone()]);
                 }
-            });
+            }
+        });
         Ok(())
     }
 }

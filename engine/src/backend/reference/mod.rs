@@ -17,8 +17,6 @@ mod linear;
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::{AttentionSpec, Backend, HeadSpec, HeadWeight, HostTensor, LinearSpec, NormSpec, RopeSpec, Step};
 use crate::{
     adapter::LoraSite,
@@ -48,6 +46,18 @@ impl Buffer {
     /// Makes room for the rows of a step; what was in it is forgotten.
     fn set_rows(&mut self, rows: usize) {
         self.data.resize(rows * self.width, 0.0);
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.width..(row + 1) * self.width]
+    }
+
+    fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.data.chunks_exact(self.width)
+    }
+
+    fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        self.data.chunks_exact_mut(self.width)
     }
 }
 
@@ -150,10 +160,9 @@ impl Backend for Reference {
 
     fn apply_norm(&mut self, step: &Step, x: &Buffer, norm: &Norm, out: &mut Buffer) -> Result<()> {
         out.set_rows(step.rows());
-        out.data
-            .par_chunks_mut(out.width)
-            .zip(x.data.par_chunks(x.width))
-            .for_each(|(out, x)| kernels::rms_norm(x, &norm.0, out));
+        for (out, x) in out.rows_mut().zip(x.rows()) {
+            kernels::rms_norm(x, &norm.0, out);
+        }
         Ok(())
     }
 
@@ -167,20 +176,16 @@ impl Backend for Reference {
         out: &mut Buffer,
     ) -> Result<()> {
         out.set_rows(step.rows());
-        out.data
-            .par_chunks_mut(out.width)
-            .zip(residual.data.par_chunks_mut(residual.width))
-            .zip(delta.data.par_chunks(delta.width))
-            .for_each(|((out, residual), delta)| {
-                match post {
-                    Some(post) => {
-                        kernels::rms_norm(delta, &post.0, out);
-                        kernels::add(out, residual);
-                    }
-                    None => kernels::add(delta, residual),
+        for ((out, residual), delta) in out.rows_mut().zip(residual.rows_mut()).zip(delta.rows()) {
+            match post {
+                Some(post) => {
+                    kernels::rms_norm(delta, &post.0, out);
+                    kernels::add(out, residual);
                 }
-                kernels::rms_norm(residual, &norm.0, out);
-            });
+                None => kernels::add(delta, residual),
+            }
+            kernels::rms_norm(residual, &norm.0, out);
+        }
         Ok(())
     }
 
@@ -222,15 +227,14 @@ impl Backend for Reference {
         out: &mut Buffer,
     ) -> Result<()> {
         out.set_rows(step.rows());
-        out.data
-            .par_chunks_mut(out.width)
-            .zip(gate_up.data.par_chunks(gate_up.width))
-            .for_each(|(out, gate_up)| {
-                let (gate, up) = gate_up.split_at(out.len());
-                for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                    *out = kernels::activate(activation, *gate) * up;
-                }
-            });
+        let width = out.width;
+        // An exponential takes about as long as twenty multiplications.
+        kernels::for_each_row(&mut out.data, width, 20 * width, |row, out| {
+            let (gate, up) = gate_up.row(row).split_at(width);
+            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+                *out = kernels::activate(activation, *gate) * up;
+            }
+        });
         Ok(())
     }
 

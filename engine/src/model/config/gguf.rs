@@ -145,19 +145,45 @@ fn soft_cap(keys: Keys<'_>, architecture: Architecture, key: &str, default: f32)
     })
 }
 
+/// Which layers have a window: all but the last of each period, by llama.cpp's rule.
 fn windows(keys: Keys<'_>, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
     let window = keys
         .usize("attention.sliding_window")?
         .filter(|window| *window > 0);
-    let has_window = |layer: usize| match architecture {
-        Architecture::Gemma2 => layer.is_multiple_of(2),
-        Architecture::Gemma3 => !(layer + 1).is_multiple_of(6),
-        Architecture::Phi3 => true,
-        _ => false,
+    let pattern = keys.get(
+        "attention.sliding_window_pattern",
+        "a number or a list of booleans, one for each layer",
+        |value| match value {
+            Value::Array(layers) => layers
+                .iter()
+                .map(|layer| layer.to_bool().ok())
+                .collect::<Option<Vec<_>>>(),
+            period => whole_number(period).map(|period| by_period(period, layers)),
+        },
+    )?;
+    let pattern = match (pattern, architecture) {
+        (_, Architecture::Gemma2) => by_period(2, layers),
+        (Some(pattern), _) => pattern,
+        (None, Architecture::Gemma3) => by_period(6, layers),
+        (None, Architecture::Phi3) => vec![true; layers],
+        (None, _) => vec![false; layers],
     };
-    Ok((0..layers)
-        .map(|layer| window.filter(|_| has_window(layer)))
+    if pattern.len() != layers {
+        return Err(format!(
+            "the pattern of windows is of {} layers, the model of {layers}",
+            pattern.len()
+        ));
+    }
+    Ok(pattern
+        .into_iter()
+        .map(|has_window| window.filter(|_| has_window))
         .collect())
+}
+
+fn by_period(period: usize, layers: usize) -> Vec<bool> {
+    (0..layers)
+        .map(|layer| period == 0 || layer % period < period - 1)
+        .collect()
 }
 
 fn rope(keys: Keys<'_>, head_dim: usize, tensors: &GgufTensors) -> Result<Rope> {

@@ -396,3 +396,104 @@ impl<'a> Object<'a> {
         .ok_or_else(|| format!("`{key}` is missing"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A small model's configuration with some keys replaced.
+    fn config(changes: Value) -> Result<ModelConfig> {
+        let mut json = json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        });
+        for (key, value) in changes.as_object().unwrap() {
+            json[key] = value.clone();
+        }
+        ModelConfig::from_json(&serde_json::to_vec(&json).unwrap())
+    }
+
+    #[test]
+    fn absent_keys_mean_what_they_mean_in_transformers() {
+        let llama = config(json!({})).unwrap();
+        assert_eq!((llama.head_dim, llama.norm_eps, llama.rope.theta), (4, 1e-6, 1e4));
+        assert!(!llama.tied_embeddings && !llama.qkv_bias);
+        let gemma = config(json!({"architectures": ["Gemma2ForCausalLM"]})).unwrap();
+        assert_eq!(
+            (gemma.attention_soft_cap, gemma.logit_soft_cap),
+            (Some(50.0), Some(30.0))
+        );
+        assert_eq!(gemma.windows, [Some(4096), None, Some(4096), None]);
+        assert!(gemma.tied_embeddings && gemma.norm_plus_one && gemma.post_norms);
+        let qwen = config(json!({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128})).unwrap();
+        assert!(qwen.qkv_bias && !qwen.o_bias);
+        assert_eq!(
+            qwen.windows, [None; 4],
+            "Qwen's window is off unless `use_sliding_window` is true"
+        );
+    }
+
+    #[test]
+    fn an_explicit_null_is_not_an_absent_key() {
+        let gemma = json!({"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": null});
+        assert_eq!(config(gemma).unwrap().attention_soft_cap, None);
+        let mistral = json!({"architectures": ["MistralForCausalLM"], "sliding_window": null});
+        assert_eq!(config(mistral).unwrap().windows, [None; 4]);
+        assert_eq!(
+            config(json!({"architectures": ["MistralForCausalLM"]}))
+                .unwrap()
+                .windows,
+            [Some(4096); 4]
+        );
+    }
+
+    /// transformers 5 moved the rotary keys into `rope_parameters`.
+    #[test]
+    fn both_generations_of_rope_keys_mean_the_same() {
+        let old = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}});
+        let new = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}});
+        assert_eq!(config(old).unwrap(), config(new).unwrap());
+        let gemma = |rope: Value| {
+            let mut json = rope;
+            json["architectures"] = json!(["Gemma3ForCausalLM"]);
+            config(json).unwrap()
+        };
+        let old = json!({"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8}});
+        let new = json!({"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }});
+        assert_eq!(gemma(old.clone()), gemma(new));
+        let config = gemma(old);
+        assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 8.0 });
+        assert_eq!(config.local_rope.unwrap().theta, 1e4);
+    }
+
+    #[test]
+    fn refusals_name_what_was_found() {
+        let refused = |changes: Value, words: &[&str]| {
+            let error = config(changes).unwrap_err();
+            for word in words {
+                assert!(error.contains(word), "{error}");
+            }
+        };
+        refused(
+            json!({"architectures": ["FalconForCausalLM"]}),
+            &["FalconForCausalLM", "LlamaForCausalLM", "Phi3ForCausalLM"],
+        );
+        refused(
+            json!({"hidden_size": "wide"}),
+            &["hidden_size", "wide", "whole number"],
+        );
+        refused(json!({"vocab_size": null}), &["vocab_size", "missing"]);
+        refused(json!({"num_key_value_heads": 3}), &["4 attention heads", "3"]);
+        refused(json!({"hidden_act": "relu"}), &["relu", "silu"]);
+        refused(
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2}}),
+            &["dynamic", "yarn"],
+        );
+        let lists = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 1.0]});
+        refused(json!({"rope_scaling": lists}), &["1 factors", "expected 2"]);
+    }
+}

@@ -172,3 +172,87 @@ pub(super) fn longrope_attention_factor(factor: f64, original: usize) -> f64 {
         (1.0 + factor.ln() / (original as f64).ln()).sqrt()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(got: &[f32], expected: &[(usize, f64)]) {
+        for (pair, expected) in expected {
+            let got = f64::from(got[*pair]);
+            assert!(
+                (got / expected - 1.0).abs() < 1e-6,
+                "pair {pair}: {got}, expected {expected}"
+            );
+        }
+    }
+
+    /// Qwen 2.5 with its recommended YaRN. Values of `_compute_yarn_parameters` of transformers 4.57 in Python's floats: pairs
+    /// 23 to 40 are blended.
+    #[test]
+    fn yarn_matches_transformers() {
+        let rope = Rope {
+            theta: 1e6,
+            rotary_dim: 128,
+            scaling: RopeScaling::Yarn {
+                factor: 4.0,
+                original: 32768,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                truncate: true,
+                attention_factor: yarn_attention_factor(4.0, None, None),
+            },
+        };
+        let expected = [
+            (0, 1.0),
+            (20, 0.01333521432163324),
+            (30, 0.0010643609812470017),
+            (39, 6.490394320837028e-05),
+            (63, 3.102344401879299e-07),
+        ];
+        close(&rope.inverse_frequencies(131_072), &expected);
+        assert_eq!(rope.amplitude(), 1.138_629_4);
+    }
+
+    /// Llama 3.2. Values of `_compute_llama3_parameters` of transformers 4.57 in Python's floats: pairs 15 and 16 are blended.
+    #[test]
+    fn llama3_matches_transformers() {
+        let rope = Rope {
+            theta: 500_000.0,
+            rotary_dim: 64,
+            scaling: RopeScaling::Llama3 {
+                factor: 32.0,
+                low: 1.0,
+                high: 4.0,
+                original: 8192,
+            },
+        };
+        let expected = [
+            (0, 1.0),
+            (13, 0.004839421345719893),
+            (15, 0.001290547928209264),
+            (16, 0.00042955679655936815),
+            (17, 9.70828780262767e-05),
+            (31, 9.41830672543491e-08),
+        ];
+        close(&rope.inverse_frequencies(131_072), &expected);
+    }
+
+    #[test]
+    fn longrope_goes_by_the_context_that_was_loaded() {
+        let rope = Rope {
+            theta: 10_000.0,
+            rotary_dim: 2,
+            scaling: RopeScaling::LongRope {
+                short: vec![1.0],
+                long: vec![4.0],
+                original: 4096,
+                attention_factor: longrope_attention_factor(32.0, 4096),
+            },
+        };
+        assert_eq!(rope.inverse_frequencies(4096), [1.0]);
+        assert_eq!(rope.inverse_frequencies(4097), [0.25]);
+        // sqrt(1 + ln 32 / ln 4096), as Phi-3's 128k models have it.
+        assert_eq!(rope.amplitude(), 1.190_238_1);
+    }
+}

@@ -1,0 +1,334 @@
+//! Prefixes in S3 buckets, with the operator's keys: `AWS_*` in the environment, or the machine's own role.
+
+use std::path::{Path, PathBuf};
+
+use futures_util::StreamExt;
+use object_store::{
+    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig,
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
+};
+use sha2::{Digest, Sha256};
+
+use super::{
+    Files, Progress, Source, SourcesConfig,
+    assemble::Assembly,
+    cache::{Cache, Claim, FileRecord, Key, Manifest},
+    failure::{Failure, deepest},
+    http::{is_loopback, parse_address},
+    part::{Expected, Part, State},
+    revisions::Revision,
+    wanted::{Kind, RemoteFile},
+};
+
+/// A prefix in a bucket: a folder, or one GGUF object.
+pub(super) struct Prefix<'a> {
+    pub(super) cache: &'a Cache,
+    pub(super) config: &'a SourcesConfig,
+    pub(super) source: &'a Source,
+    pub(super) bucket: &'a str,
+    pub(super) prefix: &'a str,
+}
+
+impl Prefix<'_> {
+    /// Fetches the objects, or takes them from the cache: they are listed each time, and fetched again when one of
+    /// them changed. When S3 is out of reach, what was last fetched does.
+    pub(super) fn fetch(&self, kind: Kind, limit: u64, progress: &dyn Progress) -> Result<Files, Failure> {
+        match self.fetch_listed(kind, limit, progress) {
+            Err(Failure::Unreachable(reason)) => match self.cached(kind)? {
+                Some(files) => {
+                    progress.say(&format!(
+                        "{reason}; using the files of `{}` that are cached",
+                        self.source
+                    ));
+                    Ok(files)
+                }
+                None => Err(Failure::Unreachable(reason)),
+            },
+            other => other,
+        }
+    }
+
+    /// The files as they were last fetched, without asking.
+    pub(super) fn cached(&self, kind: Kind) -> Result<Option<Files>, Failure> {
+        let Some(seen) = self.cache.recall(self.source) else {
+            return Ok(None);
+        };
+        let folder = self.cache.entry(&self.key(kind, &seen.version))?;
+        Ok(folder.map(|folder| self.files(folder)))
+    }
+
+    fn fetch_listed(&self, kind: Kind, limit: u64, progress: &dyn Progress) -> Result<Files, Failure> {
+        if self.config.offline {
+            return Err(Failure::Unreachable("the server is set to be offline".to_owned()));
+        }
+        let store = self.store()?;
+        // One thread, this one: the call blocks anyway.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| crate::Error::io("the runtime for S3", error))?;
+        let objects = runtime.block_on(self.list(&store))?;
+        let version = version_of(&objects);
+        let key = self.key(kind, &version);
+        let fetch = |file: &RemoteFile, path: &Path, left: u64| {
+            let object = objects
+                .iter()
+                .find(|object| object.location.filename() == Some(&file.name));
+            let object = object.ok_or_else(|| Failure::NotFound(format!("`{}` is not listed", file.name)))?;
+            let target = Target {
+                name: &file.name,
+                path,
+                limit: left,
+                progress,
+            };
+            runtime.block_on(self.download(&store, object, &target))
+        };
+        let there: Vec<_> = objects.iter().filter_map(remote_file).collect();
+        let folder = if self.is_gguf() {
+            self.fetch_one(&key, &there, limit, progress, &fetch)?
+        } else {
+            let assembly = Assembly {
+                cache: self.cache,
+                kind,
+                limit,
+                progress,
+            };
+            assembly.run(&key, &self.source.to_string(), &there, &fetch)?
+        };
+        self.cache.remember(
+            self.source,
+            Revision {
+                source: self.source.to_string(),
+                version,
+                public: false,
+                operator: true,
+            },
+        );
+        Ok(self.files(folder))
+    }
+
+    /// One GGUF object.
+    fn fetch_one(
+        &self,
+        key: &Key,
+        there: &[RemoteFile],
+        limit: u64,
+        progress: &dyn Progress,
+        fetch: &super::assemble::FetchFile<'_>,
+    ) -> Result<PathBuf, Failure> {
+        let staging = match self.cache.claim(key, progress)? {
+            Claim::Ready(folder) => return Ok(folder),
+            Claim::Empty(staging) => staging,
+        };
+        let mut files = Vec::new();
+        for file in there {
+            staging.reserve(file.size.unwrap_or(0))?;
+            files.push(fetch(file, &staging.part(&file.name), limit)?);
+        }
+        staging.commit(&Manifest {
+            origin: self.source.to_string(),
+            files,
+        })
+    }
+
+    fn is_gguf(&self) -> bool {
+        self.prefix.ends_with(".gguf")
+    }
+
+    fn files(&self, folder: PathBuf) -> Files {
+        match self.prefix.rsplit('/').next() {
+            Some(name) if self.is_gguf() => Files::Gguf(folder.join(name)),
+            _ => Files::Folder(folder),
+        }
+    }
+
+    fn key(&self, kind: Kind, version: &str) -> Key {
+        let readable = format!("s3-{}-{}", self.bucket, self.prefix);
+        let endpoint = self.config.s3_endpoint.as_deref().unwrap_or_default();
+        Key::new(
+            kind,
+            &readable,
+            &["s3", endpoint, self.bucket, self.prefix, version],
+        )
+    }
+
+    fn store(&self) -> Result<AmazonS3, Failure> {
+        let patience = &self.config.patience;
+        let mut client = ClientOptions::new()
+            .with_connect_timeout(patience.connect)
+            .with_read_timeout(patience.read)
+            // A large object takes as long as it takes.
+            .with_timeout_disabled();
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: patience.backoff,
+                ..BackoffConfig::default()
+            },
+            max_retries: patience.retries as usize,
+            ..RetryConfig::default()
+        };
+        let mut builder = AmazonS3Builder::from_env().with_bucket_name(self.bucket);
+        if let Some(endpoint) = &self.config.s3_endpoint {
+            // Refuses plain HTTP to other machines.
+            client = client.with_allow_http(is_loopback(&parse_address(endpoint)?));
+            builder = builder.with_endpoint(endpoint);
+            // Another endpoint than AWS has no machine roles to ask for keys: without keys, requests go unsigned.
+            let has_keys = [
+                AmazonS3ConfigKey::AccessKeyId,
+                AmazonS3ConfigKey::WebIdentityTokenFile,
+                AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+                AmazonS3ConfigKey::ContainerCredentialsFullUri,
+            ]
+            .iter()
+            .any(|key| builder.get_config_value(key).is_some());
+            if !has_keys {
+                builder = builder.with_skip_signature(true);
+            }
+        }
+        builder
+            .with_client_options(client)
+            .with_retry(retry)
+            .build()
+            .map_err(|error| Failure::Refused(format!("S3 is not set up: {}", deepest(&error))))
+    }
+
+    /// The objects of the prefix itself, not of what lies deeper, in the order of their names.
+    async fn list(&self, store: &AmazonS3) -> Result<Vec<ObjectMeta>, Failure> {
+        let prefix = object_store::path::Path::from(self.prefix);
+        let mut objects = if self.is_gguf() {
+            vec![store.head(&prefix).await.map_err(|error| self.explain(error))?]
+        } else {
+            store
+                .list_with_delimiter(Some(&prefix))
+                .await
+                .map_err(|error| self.explain(error))?
+                .objects
+        };
+        objects.retain(|object| object.location.filename().is_some_and(matters));
+        objects.sort_by(|one, other| one.location.cmp(&other.location));
+        if objects.is_empty() {
+            return Err(Failure::NotFound(format!(
+                "bucket `{}` holds no model or adapter under `{}`",
+                self.bucket, self.prefix
+            )));
+        }
+        Ok(objects)
+    }
+
+    async fn download(
+        &self,
+        store: &AmazonS3,
+        object: &ObjectMeta,
+        target: &Target<'_>,
+    ) -> Result<FileRecord, Failure> {
+        let expected = Expected {
+            size: Some(object.size),
+            sha256: None,
+        };
+        let mut part = Part::open(target.path, expected, target.limit)?;
+        if part.validator() != object.e_tag.as_deref() {
+            part.restart()?;
+        }
+        part.expect(State {
+            validator: object.e_tag.clone(),
+            total: Some(object.size),
+        })?;
+        target.progress.begin(target.name, Some(object.size), part.len());
+        let mut failures = 0;
+        while !part.is_complete() {
+            let before = part.len();
+            match self.go_on(store, object, &mut part, target.progress).await {
+                Ok(()) => {}
+                Err(Failure::Unreachable(reason)) => {
+                    failures = if part.len() > before { 1 } else { failures + 1 };
+                    if failures > self.config.patience.retries {
+                        return Err(Failure::Unreachable(reason));
+                    }
+                    tokio::time::sleep(self.config.patience.pause(failures - 1, None)).await;
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        target.progress.end();
+        part.finish(target.name)
+            .map_err(|(_, fault)| Failure::Refused(fault))
+    }
+
+    /// One request: the rest of the object, if it is still the one that was listed.
+    async fn go_on(
+        &self,
+        store: &AmazonS3,
+        object: &ObjectMeta,
+        part: &mut Part,
+        progress: &dyn Progress,
+    ) -> Result<(), Failure> {
+        let options = GetOptions {
+            if_match: object.e_tag.clone(),
+            range: (part.len() > 0).then_some(GetRange::Offset(part.len())),
+            ..GetOptions::default()
+        };
+        let answer = store
+            .get_opts(&object.location, options)
+            .await
+            .map_err(|error| self.explain(error))?;
+        let mut chunks = answer.into_stream();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(|error| self.explain(error))?;
+            part.append(&chunk)?;
+            progress.advance(chunk.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn explain(&self, error: object_store::Error) -> Failure {
+        let place = format!("bucket `{}`, `{}`", self.bucket, self.prefix);
+        match error {
+            object_store::Error::NotFound { .. } => {
+                Failure::NotFound(format!("{place}: there is no such object"))
+            }
+            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
+                Failure::Forbidden(format!("{place}: the server's keys may not read it"))
+            }
+            object_store::Error::Precondition { .. } => {
+                Failure::Refused(format!("{place}: it changed while it was fetched; try again"))
+            }
+            other => Failure::Unreachable(format!("{place}: {}", deepest(&other))),
+        }
+    }
+}
+
+/// Where an object goes.
+struct Target<'a> {
+    name: &'a str,
+    path: &'a Path,
+    limit: u64,
+    progress: &'a dyn Progress,
+}
+
+/// Whether a file may be part of a model or an adapter: a changed README changes neither.
+fn matters(name: &str) -> bool {
+    [".safetensors", ".json", ".gguf", ".jinja", ".model", ".txt"]
+        .iter()
+        .any(|end| name.ends_with(end))
+}
+
+fn remote_file(object: &ObjectMeta) -> Option<RemoteFile> {
+    Some(RemoteFile {
+        name: object.location.filename()?.to_owned(),
+        size: Some(object.size),
+        sha256: None,
+    })
+}
+
+/// What stands for the state of the prefix: names, sizes and ETags.
+fn version_of(objects: &[ObjectMeta]) -> String {
+    let mut hasher = Sha256::new();
+    for object in objects {
+        let etag = object
+            .e_tag
+            .clone()
+            .unwrap_or_else(|| object.last_modified.to_rfc3339());
+        hasher.update(format!("{}\0{}\0{etag}\0", object.location, object.size));
+    }
+    hex::encode(hasher.finalize())
+}
