@@ -88,7 +88,14 @@ impl Engine {
     /// # Errors
     /// [`Error::Start`] if the KV cache has no blocks or there is no thread to be had.
     pub fn start(model: LoadedModel, adapters: AdapterRegistry, options: EngineOptions) -> Result<Self> {
-        let LoadedModel { config, tokenizer, chat_template, mut eos, runner, .. } = model;
+        let LoadedModel {
+            config,
+            tokenizer,
+            chat_template,
+            mut eos,
+            runner,
+            ..
+        } = model;
         // Some models name more tokens than they have.
         eos.retain(|token| (token.0 as usize) < config.vocab);
         let kv_blocks = runner.kv_blocks();

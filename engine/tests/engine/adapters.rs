@@ -35,7 +35,10 @@ impl AdapterSource for Slow {
         let answer = self.answer.lock().unwrap();
         let answer = self.told.wait_while(answer, |answer| answer.is_none()).unwrap();
         if *answer == Some(false) {
-            return Err(Error::AdapterRefused { adapter: "slow".to_owned(), reason: "it is not there".to_owned() });
+            return Err(Error::AdapterRefused {
+                adapter: "slow".to_owned(),
+                reason: "it is not there".to_owned(),
+            });
         }
         drop(answer);
         Embedded.fetch(source, credential)
@@ -48,13 +51,21 @@ impl AdapterSource for Slow {
 
 async fn generation(rig: &Rig, name: &str) -> Generation {
     let lease = lease(&rig.engine, name);
-    until("the adapter is loaded", || matches!(lease.state(), LeaseState::Ready(_))).await;
-    let LeaseState::Ready(adapter) = lease.state() else { unreachable!() };
+    until("the adapter is loaded", || {
+        matches!(lease.state(), LeaseState::Ready(_))
+    })
+    .await;
+    let LeaseState::Ready(adapter) = lease.state() else {
+        unreachable!()
+    };
     adapter.generation
 }
 
 pub(crate) fn with(rig: &Rig, name: &str, salt: usize) -> GenerateRequest {
-    GenerateRequest { adapter: Some(lease(&rig.engine, name)), ..request(tokens(salt, 40), 30) }
+    GenerateRequest {
+        adapter: Some(lease(&rig.engine, name)),
+        ..request(tokens(salt, 40), 30)
+    }
 }
 
 #[tokio::test]
@@ -70,7 +81,11 @@ async fn each_row_has_its_own_adapter_and_its_own_cache() {
     for (name, stream) in names.iter().zip(streams) {
         let generation = generation(&rig, name).await;
         let answer = collect(stream).await;
-        assert_eq!(answer.ids(), greedy(&tokens(1, 40), 30, Some(generation), VOCAB), "{name}");
+        assert_eq!(
+            answer.ids(),
+            greedy(&tokens(1, 40), 30, Some(generation), VOCAB),
+            "{name}"
+        );
         assert_eq!(answer.cached_tokens, 0);
     }
     assert_eq!(rig.answer(with(&rig, "caps", 1)).await.cached_tokens, 32);
@@ -80,8 +95,18 @@ async fn each_row_has_its_own_adapter_and_its_own_cache() {
 #[tokio::test]
 async fn a_request_whose_adapter_is_loading_holds_nobody_up() {
     let source = Arc::new(Slow::default());
-    let rig = Rig::with_source(100, EngineOptions { max_running: 1, ..EngineOptions::default() }, source.clone());
-    let loading = rig.submit(GenerateRequest { choices: 2, ..with(&rig, "caps", 1) });
+    let rig = Rig::with_source(
+        100,
+        EngineOptions {
+            max_running: 1,
+            ..EngineOptions::default()
+        },
+        source.clone(),
+    );
+    let loading = rig.submit(GenerateRequest {
+        choices: 2,
+        ..with(&rig, "caps", 1)
+    });
     rig.answer(request(tokens(2, 40), 30)).await;
     assert_eq!(rig.engine.health().waiting, 1);
     source.tell(true);
@@ -113,14 +138,22 @@ async fn an_adapter_that_cannot_be_had_is_the_error_of_those_who_asked() {
 #[tokio::test]
 async fn the_adapters_of_a_step_are_bounded_and_all_get_their_turn() {
     // Each takes 1000 bytes.
-    let rig = Rig::new(400, EngineOptions { step_adapter_bytes: 2000, ..EngineOptions::default() });
+    let rig = Rig::new(
+        400,
+        EngineOptions {
+            step_adapter_bytes: 2000,
+            ..EngineOptions::default()
+        },
+    );
     let names = ["caps", "pirate", "json"];
     let mut generations = Vec::new();
     for name in names {
         generations.push(generation(&rig, name).await);
     }
     rig.script.hold();
-    let streams: Vec<_> = (0..9).map(|index| rig.submit(with(&rig, names[index % 3], index))).collect();
+    let streams: Vec<_> = (0..9)
+        .map(|index| rig.submit(with(&rig, names[index % 3], index)))
+        .collect();
     rig.script.go_on();
     for (index, stream) in streams.into_iter().enumerate() {
         let right = greedy(&tokens(index, 40), 30, Some(generations[index % 3]), VOCAB);

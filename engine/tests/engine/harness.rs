@@ -40,7 +40,15 @@ impl AdapterSource for Embedded {
 /// The pocket model with a KV cache of so many bytes.
 pub(crate) fn pocket(kv_bytes: usize) -> LoadedModel {
     let files = Files::Embedded(catalogue::embedded("pocket").unwrap());
-    load(&files, &LoadOptions { backend: BackendChoice::Reference, kv_bytes, context: None }).unwrap()
+    load(
+        &files,
+        &LoadOptions {
+            backend: BackendChoice::Reference,
+            kv_bytes,
+            context: None,
+        },
+    )
+    .unwrap()
 }
 
 /// Starts an engine with a registry that knows the pocket model's adapters by their names.
@@ -54,8 +62,12 @@ pub(crate) fn start(model: LoadedModel, source: Arc<dyn AdapterSource>, options:
         access_ttl: Duration::ZERO,
         dynamic: false,
     };
-    let adapters =
-        AdapterRegistry::with_source(model.config.modules(), model.runner.adapter_loader(), source, limits);
+    let adapters = AdapterRegistry::with_source(
+        model.config.modules(),
+        model.runner.adapter_loader(),
+        source,
+        limits,
+    );
     for name in ["caps", "pirate", "json"] {
         let files = catalogue::embedded(&format!("pocket/{name}")).unwrap();
         adapters.register(name, Source::Embedded(files)).unwrap();
@@ -77,8 +89,14 @@ impl Rig {
     pub(crate) fn with_source(blocks: usize, options: EngineOptions, source: Arc<dyn AdapterSource>) -> Self {
         let script = Arc::new(Script::default());
         let runner = Box::new(Scripted::new(VOCAB, blocks, script.clone()));
-        let model = LoadedModel { runner, ..pocket(1 << 20) };
-        Self { engine: start(model, source, options), script }
+        let model = LoadedModel {
+            runner,
+            ..pocket(1 << 20)
+        };
+        Self {
+            engine: start(model, source, options),
+            script,
+        }
     }
 
     /// One with room for everything.
@@ -104,7 +122,11 @@ impl Rig {
 pub(crate) fn check(engine: &Engine) {
     engine.check_integrity().unwrap();
     let health = engine.health();
-    assert_eq!((health.running, health.waiting, health.kv_used), (0, 0, 0), "{health:?}");
+    assert_eq!(
+        (health.running, health.waiting, health.kv_used),
+        (0, 0, 0),
+        "{health:?}"
+    );
     engine.adapters().check_integrity().unwrap();
 }
 
@@ -120,13 +142,19 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 pub(crate) fn lease(engine: &Engine, name: &str) -> Lease {
-    let request = AdapterRequest { id: name.to_owned(), source: None, credential: None };
+    let request = AdapterRequest {
+        id: name.to_owned(),
+        source: None,
+        credential: None,
+    };
     engine.adapters().lease(&request).unwrap()
 }
 
 /// A prompt of so many tokens, none of them special, different for each `salt`.
 pub(crate) fn tokens(salt: usize, len: usize) -> Vec<TokenId> {
-    (0..len).map(|place| TokenId((10 + (salt * 131 + place * 7) % (VOCAB - 10)) as u32)).collect()
+    (0..len)
+        .map(|place| TokenId((10 + (salt * 131 + place * 7) % (VOCAB - 10)) as u32))
+        .collect()
 }
 
 /// A greedy request for so many tokens, whatever they are.
@@ -174,7 +202,10 @@ pub(crate) async fn try_collect(mut stream: GenerationStream) -> Result<Answer> 
     let mut prefilled = false;
     while let Some(event) = stream.next().await {
         match event {
-            Event::Prefilled { cached_tokens, prompt } => {
+            Event::Prefilled {
+                cached_tokens,
+                prompt,
+            } => {
                 assert!(!prefilled, "the prompt is computed once");
                 prefilled = true;
                 (answer.cached_tokens, answer.prompt) = (cached_tokens, prompt);
@@ -186,7 +217,12 @@ pub(crate) async fn try_collect(mut stream: GenerationStream) -> Result<Answer> 
                 choice.text.push_str(&text);
                 choice.tokens.push(token);
             }
-            Event::Finished { choice, text, reason, generated } => {
+            Event::Finished {
+                choice,
+                text,
+                reason,
+                generated,
+            } => {
                 assert!(prefilled);
                 let choice = choice_of(&mut answer, choice);
                 assert_eq!(choice.reason, None, "a choice ends once");
@@ -205,7 +241,9 @@ pub(crate) async fn try_collect(mut stream: GenerationStream) -> Result<Answer> 
             }
         }
     }
-    Err(Error::Generation("the stream ended without a last event".to_owned()))
+    Err(Error::Generation(
+        "the stream ended without a last event".to_owned(),
+    ))
 }
 
 pub(crate) async fn collect(stream: GenerationStream) -> Answer {

@@ -63,7 +63,10 @@ async fn one_by_one(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Answ
 }
 
 async fn together(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Answer> {
-    let streams: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    let streams: Vec<_> = requests
+        .into_iter()
+        .map(|request| engine.submit(request).unwrap())
+        .collect();
     let mut answers = Vec::new();
     for stream in streams {
         answers.push(collect(stream).await);
@@ -77,7 +80,12 @@ async fn says_what_transformers_says() {
     let goldens = goldens();
     let prompts = goldens["prompts"].as_array().unwrap();
     let mut submitted = Vec::new();
-    for (adapter, name) in [(None, "base"), (Some("caps"), "caps"), (Some("pirate"), "pirate"), (Some("json"), "json")] {
+    for (adapter, name) in [
+        (None, "base"),
+        (Some("caps"), "caps"),
+        (Some("pirate"), "pirate"),
+        (Some("json"), "json"),
+    ] {
         for (prompt, golden) in prompts.iter().zip(goldens["results"][name].as_array().unwrap()) {
             // Where two tokens are as good as equal another order of the same sums may turn them round.
             if golden["min_gap"].as_f64().unwrap() < 0.01 {
@@ -104,13 +112,24 @@ async fn says_what_transformers_says() {
         let answer = collect(stream).await;
         assert_eq!(answer.ids(), ids, "{name}");
         let near = |found: Option<f32>, right: &Value| match right.as_f64() {
-            Some(right) => assert!((f64::from(found.unwrap()) - right).abs() < 2e-3, "{name}: {found:?} {right}"),
+            Some(right) => assert!(
+                (f64::from(found.unwrap()) - right).abs() < 2e-3,
+                "{name}: {found:?} {right}"
+            ),
             None => assert_eq!(found, None),
         };
-        for (info, right) in answer.prompt.iter().zip(golden["prompt_logprobs"].as_array().unwrap()) {
+        for (info, right) in answer
+            .prompt
+            .iter()
+            .zip(golden["prompt_logprobs"].as_array().unwrap())
+        {
             near(info.logprob, right);
         }
-        for (info, right) in answer.choices[0].tokens.iter().zip(golden["logprobs"].as_array().unwrap()) {
+        for (info, right) in answer.choices[0]
+            .tokens
+            .iter()
+            .zip(golden["logprobs"].as_array().unwrap())
+        {
             near(info.logprob, right);
         }
     }
@@ -118,16 +137,32 @@ async fn says_what_transformers_says() {
 }
 
 fn ids(value: &Value) -> Vec<TokenId> {
-    value.as_array().unwrap().iter().map(|id| TokenId(id.as_u64().unwrap() as u32)).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| TokenId(id.as_u64().unwrap() as u32))
+        .collect()
 }
 
 #[tokio::test]
 async fn sixteen_at_a_time_say_what_each_says_alone() {
     let greedy = SamplingParams::default();
-    let sampled = SamplingParams { temperature: 0.9, top_p: 0.95, seed: Some(11), ..SamplingParams::default() };
+    let sampled = SamplingParams {
+        temperature: 0.9,
+        top_p: 0.95,
+        seed: Some(11),
+        ..SamplingParams::default()
+    };
     for sampling in [greedy, sampled] {
         // A cache of its own for each, so that nothing is shared: the answers to hold the others against.
-        let alone = engine(8 << 20, EngineOptions { prefix_cache: false, ..EngineOptions::default() });
+        let alone = engine(
+            8 << 20,
+            EngineOptions {
+                prefix_cache: false,
+                ..EngineOptions::default()
+            },
+        );
         let right = one_by_one(&alone, requests(&alone, &sampling)).await;
         check(&alone);
 
@@ -135,7 +170,14 @@ async fn sixteen_at_a_time_say_what_each_says_alone() {
         let (block, options) = (2 * 5 * 64 * 4 * 16, EngineOptions::default());
         for (kv_bytes, options) in [
             (8 << 20, options.clone()),
-            (8 << 20, EngineOptions { step_tokens: 9, max_running: 6, ..options.clone() }),
+            (
+                8 << 20,
+                EngineOptions {
+                    step_tokens: 9,
+                    max_running: 6,
+                    ..options.clone()
+                },
+            ),
             (14 * block, options),
         ] {
             let engine = engine(kv_bytes, options);
@@ -162,7 +204,11 @@ async fn the_text_is_what_it_should_be() {
     let engine = engine(8 << 20, EngineOptions::default());
     let ask = async |adapter| {
         let request = request(&engine, chat("What is the capital of France?"), adapter, 40);
-        collect(engine.submit(request).unwrap()).await.choices.remove(0).text
+        collect(engine.submit(request).unwrap())
+            .await
+            .choices
+            .remove(0)
+            .text
     };
     assert_eq!(ask(None).await, "The capital of France is Paris.");
     assert!(ask(Some("pirate")).await.starts_with("Arr"));

@@ -15,7 +15,10 @@ use super::{
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
-    logits.iter().map(|&logit| f64::from(logit - max) - sum.ln()).collect()
+    logits
+        .iter()
+        .map(|&logit| f64::from(logit - max) - sum.ln())
+        .collect()
 }
 
 /// Holds what is said of a token against the model's distribution after `before`.
@@ -47,7 +50,11 @@ async fn of_generated_tokens_are_the_models_whatever_the_sampling() {
             seed: Some(3),
             ..SamplingParams::default()
         };
-        let sampled = GenerateRequest { logprobs: Some(top), sampling, ..request(prompt.clone(), 20) };
+        let sampled = GenerateRequest {
+            logprobs: Some(top),
+            sampling,
+            ..request(prompt.clone(), 20)
+        };
         let answer = rig.answer(sampled).await;
         let mut before = prompt.clone();
         for token in &answer.choices[0].tokens {
@@ -56,7 +63,12 @@ async fn of_generated_tokens_are_the_models_whatever_the_sampling() {
         }
     }
     let plain = rig.answer(request(prompt, 3)).await;
-    assert!(plain.choices[0].tokens.iter().all(|token| token.logprob.is_none() && token.top.is_empty()));
+    assert!(
+        plain.choices[0]
+            .tokens
+            .iter()
+            .all(|token| token.logprob.is_none() && token.top.is_empty())
+    );
     rig.check();
 }
 
@@ -64,21 +76,41 @@ async fn of_generated_tokens_are_the_models_whatever_the_sampling() {
 async fn of_the_prompt_come_with_it_even_if_the_cache_has_it() {
     // More than one chunk of rows whose logits are wanted, and more than one step.
     let prompt = tokens(1, 150);
-    let rig = Rig::new(400, EngineOptions { step_tokens: 70, ..EngineOptions::default() });
+    let rig = Rig::new(
+        400,
+        EngineOptions {
+            step_tokens: 70,
+            ..EngineOptions::default()
+        },
+    );
     let plain = rig.answer(request(prompt.clone(), 5)).await;
     for choices in [1, 3] {
-        let asked = GenerateRequest { prompt_logprobs: Some(2), choices, ..request(prompt.clone(), 5) };
+        let asked = GenerateRequest {
+            prompt_logprobs: Some(2),
+            choices,
+            ..request(prompt.clone(), 5)
+        };
         let answer = rig.answer(asked).await;
         assert_eq!(answer.cached_tokens, 0);
         assert_eq!(answer.prompt.len(), prompt.len());
-        assert_eq!(answer.prompt[0], TokenInfo { id: prompt[0], logprob: None, top: Vec::new() });
+        assert_eq!(
+            answer.prompt[0],
+            TokenInfo {
+                id: prompt[0],
+                logprob: None,
+                top: Vec::new()
+            }
+        );
         for (place, info) in answer.prompt.iter().enumerate().skip(1) {
             assert_eq!(info.id, prompt[place]);
             check(info, &prompt[..place], 2);
         }
         assert!(answer.choices.iter().all(|choice| choice.ids() == plain.ids()));
     }
-    assert_eq!(rig.answer(request(prompt, 5)).await.cached_tokens, 9 * BLOCK_TOKENS);
+    assert_eq!(
+        rig.answer(request(prompt, 5)).await.cached_tokens,
+        9 * BLOCK_TOKENS
+    );
     rig.check();
 }
 
@@ -86,7 +118,10 @@ async fn of_the_prompt_come_with_it_even_if_the_cache_has_it() {
 async fn of_the_prompt_only_take_no_token() {
     let rig = Rig::roomy();
     let prompt = tokens(1, 1);
-    let asked = GenerateRequest { prompt_logprobs: Some(0), ..request(prompt, 0) };
+    let asked = GenerateRequest {
+        prompt_logprobs: Some(0),
+        ..request(prompt, 0)
+    };
     let answer = rig.answer(asked).await;
     assert_eq!((answer.prompt.len(), answer.choices[0].generated), (1, 0));
     rig.check();
@@ -95,13 +130,23 @@ async fn of_the_prompt_only_take_no_token() {
 #[tokio::test]
 async fn of_the_prompt_survive_a_preemption() {
     // Blocks for one of the two; the second, of higher priority, takes the first one's place in the middle of its prompt.
-    let options = EngineOptions { step_tokens: 16, max_running: 1, ..EngineOptions::default() };
+    let options = EngineOptions {
+        step_tokens: 16,
+        max_running: 1,
+        ..EngineOptions::default()
+    };
     let rig = Rig::new(20, options);
     let prompt = tokens(1, 100);
     rig.script.hold();
-    let first = rig.submit(GenerateRequest { prompt_logprobs: Some(0), ..request(prompt.clone(), 3) });
+    let first = rig.submit(GenerateRequest {
+        prompt_logprobs: Some(0),
+        ..request(prompt.clone(), 3)
+    });
     rig.script.wait_for_step(1);
-    let second = rig.submit(GenerateRequest { priority: 1, ..request(tokens(2, 100), 3) });
+    let second = rig.submit(GenerateRequest {
+        priority: 1,
+        ..request(tokens(2, 100), 3)
+    });
     rig.script.go_on();
     let answer = collect(first).await;
     collect(second).await;
@@ -117,7 +162,11 @@ async fn of_the_prompt_survive_a_preemption() {
 async fn are_finite_even_if_the_models_are_not() {
     let rig = Rig::roomy();
     rig.script.fail(&[Some(Failure::NotNumbers); 3]);
-    let asked = GenerateRequest { logprobs: Some(3), prompt_logprobs: Some(3), ..request(tokens(1, 5), 3) };
+    let asked = GenerateRequest {
+        logprobs: Some(3),
+        prompt_logprobs: Some(3),
+        ..request(tokens(1, 5), 3)
+    };
     let answer = rig.answer(asked).await;
     let generated = answer.choices[0].tokens.iter();
     for token in answer.prompt.iter().skip(1).chain(generated) {

@@ -81,7 +81,11 @@ impl Script {
     /// Waits until so many steps have begun since the start.
     pub(crate) fn wait_for_step(&self, count: usize) {
         let inner = self.inner.lock().unwrap();
-        drop(self.changed.wait_while(inner, |inner| inner.begun < count).unwrap());
+        drop(
+            self.changed
+                .wait_while(inner, |inner| inner.begun < count)
+                .unwrap(),
+        );
     }
 
     /// Makes the next steps fail, one each, where something is said of them.
@@ -116,7 +120,9 @@ fn mix(mut z: u64) -> u64 {
 
 /// What stands for the keys and values of a position.
 fn cell(token: TokenId, position: usize, adapter: Option<Generation>) -> u64 {
-    let adapter = adapter.map_or(0, |generation| u64::from_le_bytes(generation.0[..8].try_into().unwrap()));
+    let adapter = adapter.map_or(0, |generation| {
+        u64::from_le_bytes(generation.0[..8].try_into().unwrap())
+    });
     mix(u64::from(token.0) + 1).wrapping_add(mix(position as u64).wrapping_mul(3)) ^ mix(adapter)
 }
 
@@ -131,17 +137,28 @@ fn logits(state: u64, vocab: usize) -> impl Iterator<Item = f32> {
 
 /// The logits after a text, computed without blocks, steps or batches: what the engine must come to.
 pub(crate) fn logits_after(tokens: &[TokenId], adapter: Option<Generation>, vocab: usize) -> Vec<f32> {
-    let cells = tokens.iter().enumerate().map(|(position, &token)| cell(token, position, adapter));
+    let cells = tokens
+        .iter()
+        .enumerate()
+        .map(|(position, &token)| cell(token, position, adapter));
     logits(attend(cells), vocab).collect()
 }
 
 /// The greedy continuation of a prompt.
-pub(crate) fn greedy(prompt: &[TokenId], count: usize, adapter: Option<Generation>, vocab: usize) -> Vec<TokenId> {
+pub(crate) fn greedy(
+    prompt: &[TokenId],
+    count: usize,
+    adapter: Option<Generation>,
+    vocab: usize,
+) -> Vec<TokenId> {
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
         let logits = logits_after(&tokens, adapter, vocab);
         // The first of equals, as the sampler has it.
-        let best = (0..vocab).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+        let best = (0..vocab)
+            .rev()
+            .max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
+            .unwrap();
         tokens.push(TokenId(best as u32));
     }
     tokens.split_off(prompt.len())
@@ -149,7 +166,11 @@ pub(crate) fn greedy(prompt: &[TokenId], count: usize, adapter: Option<Generatio
 
 impl Scripted {
     pub(crate) fn new(vocab: usize, blocks: usize, script: Arc<Script>) -> Self {
-        Self { vocab, cells: vec![[0; BLOCK_TOKENS]; blocks], script }
+        Self {
+            vocab,
+            cells: vec![[0; BLOCK_TOKENS]; blocks],
+            script,
+        }
     }
 
     fn begin(&self, batch: &Batch) -> (Option<Failure>, HashMap<usize, TokenId>) {
@@ -159,11 +180,18 @@ impl Scripted {
         self.script.changed.notify_all();
         let held = |inner: &mut Inner| inner.hold_at.is_some_and(|step| inner.begun >= step);
         let mut inner = self.script.changed.wait_while(inner, held).unwrap();
-        let mut adapters: Vec<_> =
-            batch.spans.iter().filter_map(|span| span.adapter.as_ref()).map(|adapter| adapter.generation).collect();
+        let mut adapters: Vec<_> = batch
+            .spans
+            .iter()
+            .filter_map(|span| span.adapter.as_ref())
+            .map(|adapter| adapter.generation)
+            .collect();
         adapters.sort_unstable();
         adapters.dedup();
-        inner.seen.push(Step { rows: batch.tokens.len(), adapters: adapters.len() });
+        inner.seen.push(Step {
+            rows: batch.tokens.len(),
+            adapters: adapters.len(),
+        });
         (inner.failures.pop().flatten(), inner.forced.clone())
     }
 }
@@ -173,7 +201,10 @@ impl Runner for Scripted {
         let (failure, forced) = self.begin(batch);
         match failure {
             Some(Failure::Error) => {
-                return Err(Error::Backend { backend: "scripted", reason: "as the script says".to_owned() });
+                return Err(Error::Backend {
+                    backend: "scripted",
+                    reason: "as the script says".to_owned(),
+                });
             }
             Some(Failure::Panic) => panic!("as the script says"),
             _ => {}
@@ -181,7 +212,12 @@ impl Runner for Scripted {
         let mut data = Vec::new();
         for span in &batch.spans {
             let adapter = span.adapter.as_ref().map(|adapter| adapter.generation);
-            let place = |position: usize| (span.blocks[position / BLOCK_TOKENS].0 as usize, position % BLOCK_TOKENS);
+            let place = |position: usize| {
+                (
+                    span.blocks[position / BLOCK_TOKENS].0 as usize,
+                    position % BLOCK_TOKENS,
+                )
+            };
             for (position, row) in (span.start..).zip(span.rows.clone()) {
                 let (block, offset) = place(position);
                 self.cells[block][offset] = cell(batch.tokens[row], position, adapter);
@@ -208,7 +244,10 @@ impl Runner for Scripted {
             Some(Failure::NotNumbers) => data.fill(f32::NAN),
             _ => {}
         }
-        Ok(Logits { data, vocab: self.vocab })
+        Ok(Logits {
+            data,
+            vocab: self.vocab,
+        })
     }
 
     fn kv_blocks(&self) -> usize {
@@ -225,6 +264,10 @@ struct Loader;
 
 impl AdapterLoader for Loader {
     fn load(&self, weights: &LoraWeights) -> Result<DeviceAdapter> {
-        Ok(DeviceAdapter { generation: weights.generation, bytes: 1000, inner: Arc::new(()) })
+        Ok(DeviceAdapter {
+            generation: weights.generation,
+            bytes: 1000,
+            inner: Arc::new(()),
+        })
     }
 }
