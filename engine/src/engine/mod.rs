@@ -12,6 +12,8 @@ mod options;
 mod status;
 mod step_loop;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::{
     hash::{BuildHasher, RandomState},
