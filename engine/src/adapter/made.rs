@@ -81,6 +81,7 @@ impl Tensor {
             dtype: Dtype::F32,
             shape: shape.to_vec(),
             special: None,
+            seed: 0,
         }
     }
 

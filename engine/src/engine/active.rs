@@ -66,9 +66,9 @@ impl Choice {
 #[derive(Debug)]
 pub(super) struct Active {
     events: UnboundedSender<Event>,
-    pub(super) lease: Option<Lease>,
-    /// Set when the lease is ready.
+    /// Set when the lease is ready. Stands before it: it goes first, because its memory is the lease's to count.
     pub(super) adapter: Option<DeviceAdapter>,
+    pub(super) lease: Option<Lease>,
     prompt: Vec<TokenId>,
     rules: Rules,
     /// None for those that have ended.
@@ -245,6 +245,7 @@ impl Active {
             scratch.extend_from_slice(logits);
         }
         if choice.generated < rules.min_tokens {
+            // Ids beyond the vocabulary were refused, or left out at the start.
             for token in &rules.ends {
                 logits[token.0 as usize] = f32::NEG_INFINITY;
             }

@@ -12,6 +12,8 @@ mod options;
 mod status;
 mod step_loop;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -92,10 +94,12 @@ impl Engine {
             config,
             tokenizer,
             chat_template,
-            eos,
+            mut eos,
             runner,
             ..
         } = model;
+        // Some models name more tokens than they have.
+        eos.retain(|token| (token.0 as usize) < config.vocab);
         let kv_blocks = runner.kv_blocks();
         if kv_blocks == 0 {
             return Err(Error::Start(

@@ -261,13 +261,17 @@ impl StepLoop {
             return false;
         }
         let batch = self.batch(&plan);
-        match self.forward(&batch) {
+        let result = self.forward(&batch);
+        let wanted: Vec<usize> = batch.spans.iter().map(logit_rows).collect();
+        // Its adapters go before the leases that keep them loaded.
+        drop(batch);
+        match result {
             Ok(mut logits) => {
                 self.status.step_succeeded();
-                self.settle(&plan, &batch, &mut logits);
+                self.settle(&plan, &wanted, &mut logits);
             }
             Err(error) => {
-                tracing::error!(%error, rows = batch.tokens.len(), "a step failed");
+                tracing::error!(%error, "a step failed");
                 self.status.step_failed();
                 for span in &plan.spans {
                     if let Some(&(id, _)) = self.owners.get(&span.sequence) {
@@ -353,15 +357,15 @@ impl StepLoop {
         Err(Error::Generation(found))
     }
 
-    /// Gives every sequence what the step computed for it.
-    fn settle(&mut self, plan: &StepPlan, batch: &Batch, logits: &mut Logits) {
+    /// Gives every sequence what the step computed for it: of each span so many rows of logits as are `wanted`.
+    fn settle(&mut self, plan: &StepPlan, wanted: &[usize], logits: &mut Logits) {
         self.state.settle(plan);
         let vocab = self.fixed.vocab;
         let mut rest = logits.data.as_mut_slice();
-        for (planned, span) in plan.spans.iter().zip(&batch.spans) {
-            let (rows, after) = rest.split_at_mut(logit_rows(span) * vocab);
+        for (span, rows) in plan.spans.iter().zip(wanted) {
+            let (rows, after) = rest.split_at_mut(rows * vocab);
             rest = after;
-            self.advance(planned, rows);
+            self.advance(span, rows);
         }
     }
 

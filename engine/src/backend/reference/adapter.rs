@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use candle_core::Tensor;
 
-use super::{failed, kernels, linear::transposed};
+use super::{failed, kernels, linear::matrix};
 use crate::{
     adapter::{LoraPair, LoraSite, LoraWeights},
     backend::Step,
@@ -21,7 +21,7 @@ pub(super) struct Loader {
 /// An adapter: its pairs at their true rank, `b` transposed so that adding one rank is one pass over the output.
 pub struct ReferenceAdapter {
     pub(super) pairs: BTreeMap<LoraSite, Pair>,
-    /// An output head of its own, `[hidden, vocab]`.
+    /// An output head of its own, `[vocab, hidden]`.
     pub(super) lm_head: Option<Tensor>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Pair {
 impl Pair {
     fn new(pair: &LoraPair) -> Self {
         let mut b = vec![0.0; pair.b.len()];
-        kernels::transpose(pair.out_features, pair.rank, &pair.b, &mut b);
+        kernels::transpose(pair.out_features, pair.rank, &pair.b, pair.out_features, &mut b);
         Self {
             scale: pair.scale,
             in_features: pair.in_features,
@@ -82,7 +82,7 @@ impl AdapterLoader for Loader {
         let lm_head = weights
             .lm_head
             .as_ref()
-            .map(|head| transposed(head.len() / self.hidden, self.hidden, head))
+            .map(|head| matrix(head.len() / self.hidden, self.hidden, head.clone()))
             .transpose()?;
         let numbers = pairs
             .values()

@@ -99,14 +99,15 @@ pub(super) fn soft_cap(x: f32, cap: f32) -> f32 {
     cap * (x / cap).tanh()
 }
 
-/// Turns `[rows, cols]` into `[cols, rows]`, in tiles that stay in the cache.
-pub(super) fn transpose(rows: usize, cols: usize, from: &[f32], to: &mut [f32]) {
+/// Turns `[rows, cols]` into `[cols, stride]`, of which the first `rows` columns are written, in tiles that stay in the
+/// cache.
+pub(super) fn transpose(rows: usize, cols: usize, from: &[f32], stride: usize, to: &mut [f32]) {
     const TILE: usize = 32;
     for row in (0..rows).step_by(TILE) {
         for col in (0..cols).step_by(TILE) {
             for r in row..rows.min(row + TILE) {
                 for c in col..cols.min(col + TILE) {
-                    to[c * rows + r] = from[r * cols + c];
+                    to[c * stride + r] = from[r * cols + c];
                 }
             }
         }
@@ -143,11 +144,12 @@ mod tests {
 
     #[test]
     fn transposing_takes_sizes_that_tiles_do_not_divide() {
-        let (rows, cols) = (33, 65);
+        let (rows, cols, stride) = (33, 65, 40);
         let from: Vec<f32> = (0..rows * cols).map(|x| x as f32).collect();
-        let mut to = vec![0.0; rows * cols];
-        transpose(rows, cols, &from, &mut to);
-        assert_eq!(to[64 * rows + 32], from[32 * cols + 64]);
-        assert_eq!(to[rows], from[1]);
+        let mut to = vec![-1.0; stride * cols];
+        transpose(rows, cols, &from, stride, &mut to);
+        assert_eq!(to[64 * stride + 32], from[32 * cols + 64]);
+        assert_eq!(to[stride], from[1]);
+        assert_eq!(to[33], -1.0, "the columns after the rows are left alone");
     }
 }

@@ -12,9 +12,12 @@ use crate::{
     error::Result,
 };
 
+/// Base products are of whole multiples of so many rows: a vector register of them.
+const ROWS_TOGETHER: usize = 8;
+
 /// Stacked projections of one input.
 pub struct Linear {
-    /// `[in, out]`: the product then reads the weights in the order in which it computes.
+    /// `[out, in]`.
     weight: Tensor,
     bias: Option<Vec<f32>>,
     in_features: usize,
@@ -40,7 +43,7 @@ impl Linear {
             })
             .collect();
         Ok(Self {
-            weight: transposed(out_features, in_features, &stacked)?,
+            weight: matrix(out_features, in_features, stacked)?,
             bias: spec.bias,
             in_features,
             out_features,
@@ -80,7 +83,7 @@ impl Linear {
 
 /// The input embedding.
 pub struct Embedding {
-    /// `[hidden, vocab]`, so that a tied head is the same memory.
+    /// `[vocab, hidden]`; a tied head is the same memory.
     table: Tensor,
     pub(super) scale: f32,
 }
@@ -89,7 +92,7 @@ impl Embedding {
     pub(super) fn new(table: &HostTensor<'_>, scale: f32) -> Result<Self> {
         let numbers = table.to_f32().map_err(failed)?;
         Ok(Self {
-            table: transposed(table.rows, table.cols, &numbers)?,
+            table: matrix(table.rows, table.cols, numbers)?,
             scale,
         })
     }
@@ -99,8 +102,7 @@ impl Embedding {
         let read = || {
             let tokens = Tensor::new(tokens, &Device::Cpu)?;
             self.table
-                .index_select(&tokens, 1)?
-                .t()?
+                .index_select(&tokens, 0)?
                 .flatten_all()?
                 .to_vec1::<f32>()
         };
@@ -114,7 +116,7 @@ impl Embedding {
 
 /// The output head.
 pub struct Head {
-    /// `[hidden, vocab]`.
+    /// `[vocab, hidden]`.
     weight: Tensor,
     soft_cap: Option<f32>,
 }
@@ -130,14 +132,14 @@ impl Head {
     pub(super) fn own(weight: &HostTensor<'_>, soft_cap: Option<f32>) -> Result<Self> {
         let numbers = weight.to_f32().map_err(failed)?;
         Ok(Self {
-            weight: transposed(weight.rows, weight.cols, &numbers)?,
+            weight: matrix(weight.rows, weight.cols, numbers)?,
             soft_cap,
         })
     }
 
     /// The logits of the wanted rows of `x`, `[rows, hidden]`.
     pub(super) fn logits(&self, step: &Step, x: &[f32]) -> Result<Logits> {
-        let (hidden, vocab) = self.weight.dims2().map_err(failed)?;
+        let (vocab, hidden) = self.weight.dims2().map_err(failed)?;
         let row_of = |row: usize| &x[row * hidden..(row + 1) * hidden];
         let wanted: Vec<f32> = step
             .wanted
@@ -170,29 +172,29 @@ impl Head {
     }
 }
 
-/// `x @ weight`: `[rows, in]` by `[in, out]`.
+/// `x @ weight^T`: `[rows, in]` by `[out, in]`, computed as `weight @ x^T`, which streams the weights as they lie.
 fn product(x: &[f32], weight: &Tensor) -> Result<Vec<f32>> {
     let multiply = || {
-        let (in_features, out_features) = weight.dims2()?;
+        let (out_features, in_features) = weight.dims2()?;
         let rows = x.len() / in_features;
         if rows == 0 {
             return Ok(Vec::new());
         }
-        // See the module of the back end: a lone row would be summed in another order.
-        let padded = rows.max(2);
-        let mut x = x.to_vec();
-        x.resize(padded * in_features, 0.0);
-        let x = Tensor::from_vec(x, (padded, in_features), &Device::Cpu)?;
-        let mut out = x.matmul(weight)?.flatten_all()?.to_vec1()?;
+        // See the module of the back end.
+        let padded = rows.next_multiple_of(ROWS_TOGETHER);
+        let mut columns = vec![0.0; in_features * padded];
+        kernels::transpose(rows, in_features, x, padded, &mut columns);
+        let columns = Tensor::from_vec(columns, (in_features, padded), &Device::Cpu)?;
+        let product = weight.matmul(&columns)?.flatten_all()?.to_vec1::<f32>()?;
+        let mut out = vec![0.0; padded * out_features];
+        kernels::transpose(out_features, padded, &product, out_features, &mut out);
         out.truncate(rows * out_features);
         Ok::<_, candle_core::Error>(out)
     };
     multiply().map_err(failed)
 }
 
-/// A `[cols, rows]` tensor of a `[rows, cols]` matrix.
-pub(super) fn transposed(rows: usize, cols: usize, matrix: &[f32]) -> Result<Tensor> {
-    let mut numbers = vec![0.0; matrix.len()];
-    kernels::transpose(rows, cols, matrix, &mut numbers);
-    Tensor::from_vec(numbers, (cols, rows), &Device::Cpu).map_err(failed)
+/// A `[rows, cols]` tensor.
+pub(super) fn matrix(rows: usize, cols: usize, numbers: Vec<f32>) -> Result<Tensor> {
+    Tensor::from_vec(numbers, (rows, cols), &Device::Cpu).map_err(failed)
 }

@@ -1,14 +1,16 @@
 //! The reference back end: candle's f32 matrix product and otherwise plain loops, on the CPU.
 //!
 //! It is the definition that the other back ends are tested against, so every operation is the shortest code that is
-//! right. Two things keep it fit to serve a small model: base products are one matrix product for all rows of a step,
-//! with the weights transposed once at load, and the KV cache is read where it lies.
+//! right. Two things keep it fit to serve a small model: base products are one matrix product for all rows of a step, and the
+//! KV cache is read where it lies.
 //!
 //! # Rows are independent to the bit
-//! Everything but the base product works row by row. candle's product (the `gemm` crate) cuts sums only along the depth,
-//! at places that depend on the depth and the cache, not on the number of rows; but one single row takes another path
-//! (matrix times vector) with another order of summation, which differs in the last bits (1e-7 relative). A lone row is
-//! therefore padded to two.
+//! Everything but the base product works row by row. candle's product (the `gemm` crate, 0.19) adds up each element in
+//! the order of the depth, cut into pieces whose length follows from the depth and the caches alone. But it has other
+//! ways, with other orders and results that differ in the last bits (1e-7 relative), for a single row and for small
+//! products whose operands both lie along the depth. So rows are padded to a multiple of eight, which costs nothing (they are the
+//! lanes of a vector register), and lie across the depth. The one exception left: maps of at most 64 outputs and more
+//! than 512 inputs, in steps of more than 64 rows against steps of fewer.
 
 mod adapter;
 mod attention;

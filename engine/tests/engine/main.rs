@@ -1,0 +1,13 @@
+//! The engine from the outside: requests in, events out.
+//!
+//! Most tests run a scripted model, whose answers are a function of what it reads from the blocks that it is given, so that a
+//! mistake with blocks is a wrong token; `pocket` runs the real one.
+
+mod adapters;
+mod answers;
+mod faults;
+mod harness;
+mod limits;
+mod pocket;
+mod probabilities;
+mod scripted;
