@@ -108,5 +108,8 @@ impl Assembly<'_> {
 }
 
 fn known_bytes(files: &[RemoteFile]) -> u64 {
-    files.iter().filter_map(|file| file.size).fold(0, u64::saturating_add)
+    files
+        .iter()
+        .filter_map(|file| file.size)
+        .fold(0, u64::saturating_add)
 }

@@ -94,7 +94,13 @@ impl Key {
         let digest = hex::encode(&hasher.finalize()[..12]);
         let readable: String = readable
             .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' })
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || "._".contains(c) {
+                    c
+                } else {
+                    '-'
+                }
+            })
             .take(80)
             .collect();
         Self(format!("{}-{digest}", readable.trim_matches(['.', '-'])))
@@ -124,7 +130,8 @@ impl Cache {
         let tag = root.join("CACHEDIR.TAG");
         if !tag.exists() {
             // https://bford.info/cachedir/
-            fs::write(&tag, "Signature: 8a477f597d28d172789f06886806bc55\n").map_err(|error| Error::io(&tag, error))?;
+            fs::write(&tag, "Signature: 8a477f597d28d172789f06886806bc55\n")
+                .map_err(|error| Error::io(&tag, error))?;
         }
         Ok(Self {
             root: root.to_owned(),
@@ -174,7 +181,10 @@ impl Cache {
         let file = File::open(&path)
             .and_then(|file| file.lock_shared().map(|()| file))
             .map_err(|error| Error::io(path, error))?;
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+        self.pinned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(file);
         Ok(())
     }
 
@@ -183,7 +193,10 @@ impl Cache {
         let entries = fs::read_dir(self.root.join("entries")).ok()?;
         entries.flatten().find_map(|entry| {
             let manifest = read_manifest(&entry.path())?;
-            let same = manifest.files.iter().find(|file| file.size == size && file.sha256 == sha256)?;
+            let same = manifest
+                .files
+                .iter()
+                .find(|file| file.size == size && file.sha256 == sha256)?;
             let path = entry.path().join("files").join(&same.name);
             (path.metadata().ok()?.len() == size).then_some(path)
         })
@@ -208,8 +221,15 @@ impl Cache {
         };
         let files = folder.join("files");
         let first_use = !self.checked().contains(key);
-        if !manifest.files.iter().all(|file| is_sound(&files, file, first_use)) {
-            tracing::warn!(entry = key.0, "a cached entry is damaged and will be fetched again");
+        if !manifest
+            .files
+            .iter()
+            .all(|file| is_sound(&files, file, first_use))
+        {
+            tracing::warn!(
+                entry = key.0,
+                "a cached entry is damaged and will be fetched again"
+            );
             self.checked().remove(key);
             return Ok(None);
         }
@@ -275,7 +295,10 @@ impl Staging<'_> {
             if built.exists() {
                 fs::remove_dir_all(&built)?;
             }
-            DirBuilder::new().recursive(true).mode(0o700).create(built.join("files"))?;
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(built.join("files"))?;
             for file in &manifest.files {
                 fs::rename(self.part(&file.name), built.join("files").join(&file.name))?;
             }
@@ -297,7 +320,11 @@ impl Staging<'_> {
 
 /// Opens a lock's file, making it where it is missing.
 pub(super) fn open_lock(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(false).open(path)
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
 }
 
 /// Whether `path` still names the open file.
@@ -311,7 +338,11 @@ pub(super) fn is_same(file: &File, path: &Path) -> bool {
 pub(super) fn read_manifest(entry: &Path) -> Option<Manifest> {
     let manifest: Manifest = serde_json::from_slice(&fs::read(entry.join(MANIFEST)).ok()?).ok()?;
     // Names become paths: whoever could write the manifest must not lead out of the entry.
-    manifest.files.iter().all(|file| is_plain_name(&file.name)).then_some(manifest)
+    manifest
+        .files
+        .iter()
+        .all(|file| is_plain_name(&file.name))
+        .then_some(manifest)
 }
 
 /// The open manifest, to ask whether the entry is pinned and when it was last used.

@@ -123,7 +123,8 @@ impl SourcesConfig {
         let token_file = first(&["HF_TOKEN_PATH"])
             .map(PathBuf::from)
             .or_else(|| hub_home.map(|home| home.join("token")));
-        config.hub_token = first(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]).or_else(|| read_token(&token_file?));
+        config.hub_token =
+            first(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]).or_else(|| read_token(&token_file?));
         if let Some(endpoint) = first(&["HF_ENDPOINT"]) {
             config.hub_endpoint = endpoint;
         }
@@ -214,7 +215,10 @@ mod tests {
 
     fn from(pairs: &[(&str, &str)]) -> SourcesConfig {
         SourcesConfig::from_variables(&|name| {
-            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            pairs
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
         })
     }
 
@@ -224,7 +228,10 @@ mod tests {
         std::fs::write(home.path().join("token"), "hf_file\n").unwrap();
         let folder = home.path().to_str().unwrap();
 
-        let config = from(&[("HF_HOME", folder), ("UV_INDEX_URL", "https://mirror.example/simple")]);
+        let config = from(&[
+            ("HF_HOME", folder),
+            ("UV_INDEX_URL", "https://mirror.example/simple"),
+        ]);
         assert_eq!(config.hub_token.as_deref(), Some("hf_file"));
         assert_eq!(config.hub_cache.unwrap(), home.path().join("hub"));
         assert_eq!(config.index_url, "https://mirror.example/simple");
@@ -245,10 +252,16 @@ mod tests {
     fn no_secret_is_printed() {
         let config = from(&[
             ("HF_TOKEN", "hf_secret"),
-            ("PIP_INDEX_URL", "https://user:password@mirror.example:8443/simple"),
+            (
+                "PIP_INDEX_URL",
+                "https://user:password@mirror.example:8443/simple",
+            ),
         ]);
         let text = format!("{config:?}");
-        assert!(!text.contains("hf_secret") && !text.contains("password"), "{text}");
+        assert!(
+            !text.contains("hf_secret") && !text.contains("password"),
+            "{text}"
+        );
         assert!(text.contains("mirror.example:8443"), "{text}");
     }
 
@@ -258,7 +271,10 @@ mod tests {
         assert_eq!(patience.pause(0, None), Duration::from_millis(500));
         assert_eq!(patience.pause(2, None), Duration::from_secs(2));
         assert_eq!(patience.pause(30, None), LONGEST_PAUSE);
-        assert_eq!(patience.pause(0, Some(Duration::from_secs(3))), Duration::from_secs(3));
+        assert_eq!(
+            patience.pause(0, Some(Duration::from_secs(3))),
+            Duration::from_secs(3)
+        );
         assert_eq!(patience.pause(0, Some(Duration::from_secs(3600))), LONGEST_PAUSE);
     }
 }

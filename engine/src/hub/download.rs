@@ -128,7 +128,10 @@ fn copy(mut response: Response, part: &mut Part, progress: &dyn Progress) -> Res
     }
     match part.total() {
         Some(total) if part.len() < total => Err(Trouble::Passing {
-            reason: format!("the connection to {host} ended after {} of {total} bytes", part.len()),
+            reason: format!(
+                "the connection to {host} ended after {} of {total} bytes",
+                part.len()
+            ),
             pause: None,
         }),
         _ => Ok(()),

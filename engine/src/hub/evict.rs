@@ -40,7 +40,11 @@ impl Cache {
         let path = self.root.join("lock");
         let lock = open_lock(&path).and_then(|file| file.lock().map(|()| file));
         let _lock: File = lock.map_err(|error| Error::io(path, error))?;
-        let mut held: Vec<_> = self.survey().into_iter().filter(|item| item.key != *key).collect();
+        let mut held: Vec<_> = self
+            .survey()
+            .into_iter()
+            .filter(|item| item.key != *key)
+            .collect();
         held.sort_by_key(|item| item.used);
         let mut total: u64 = held.iter().map(|item| item.bytes).sum();
         for item in &held {
@@ -76,7 +80,9 @@ impl Cache {
             })
         });
         let partial = children(&self.root.join("partial")).map(|(name, folder)| {
-            let reserved = fs::read_to_string(folder.join(RESERVED)).ok().and_then(|text| text.parse().ok());
+            let reserved = fs::read_to_string(folder.join(RESERVED))
+                .ok()
+                .and_then(|text| text.parse().ok());
             Held {
                 bytes: size_of(&folder).max(reserved.unwrap_or(0)),
                 key: Key(name),

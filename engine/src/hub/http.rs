@@ -3,13 +3,7 @@
 //!
 //! It blocks, on a runtime of reqwest's own: calling it on an async worker thread panics. Loader threads are plain.
 
-use std::{
-    io::Read,
-    net::IpAddr,
-    sync::OnceLock,
-    thread,
-    time::Duration,
-};
+use std::{io::Read, net::IpAddr, sync::OnceLock, thread, time::Duration};
 
 use reqwest::{
     StatusCode, Url,
@@ -101,7 +95,10 @@ impl Http {
         let content_type = text_of(response.headers(), "content-type").unwrap_or_default();
         let host = url.host_str().unwrap_or_default().to_owned();
         let mut body = Vec::new();
-        response.take(limit + 1).read_to_end(&mut body).map_err(|error| broken(&host, &error))?;
+        response
+            .take(limit + 1)
+            .read_to_end(&mut body)
+            .map_err(|error| broken(&host, &error))?;
         if body.len() as u64 > limit {
             let reason = format!("{host} answered with more than {}", bytes(limit));
             return Err(Trouble::Final(Failure::Refused(reason)));
@@ -157,7 +154,8 @@ impl Http {
         } else {
             self.remote.get_or_init(|| self.build(false))
         };
-        made.as_ref().map_err(|reason| Failure::Unreachable(reason.clone()))
+        made.as_ref()
+            .map_err(|reason| Failure::Unreachable(reason.clone()))
     }
 
     fn build(&self, loopback: bool) -> Result<Client, String> {
@@ -168,7 +166,9 @@ impl Http {
         if loopback {
             builder = builder.no_proxy();
         }
-        builder.build().map_err(|error| format!("HTTPS cannot be used on this machine: {}", deepest(&error)))
+        builder
+            .build()
+            .map_err(|error| format!("HTTPS cannot be used on this machine: {}", deepest(&error)))
     }
 }
 
@@ -193,8 +193,9 @@ pub(super) fn is_loopback(url: &Url) -> bool {
 
 /// Reads an address from the configuration.
 pub(super) fn parse_address(address: &str) -> Result<Url, Failure> {
-    let url = Url::parse(address)
-        .map_err(|error| Failure::Refused(format!("its address in the configuration is not a URL: {error}")))?;
+    let url = Url::parse(address).map_err(|error| {
+        Failure::Refused(format!("its address in the configuration is not a URL: {error}"))
+    })?;
     check_address(&url)?;
     Ok(url)
 }
@@ -207,7 +208,9 @@ fn check_address(url: &Url) -> Result<(), Failure> {
         "http" => Err(Failure::Refused(format!(
             "plain HTTP to {host} is not safe: use https (http is for this machine only)"
         ))),
-        other => Err(Failure::Refused(format!("`{other}` addresses cannot be fetched: use https"))),
+        other => Err(Failure::Refused(format!(
+            "`{other}` addresses cannot be fetched: use https"
+        ))),
     }
 }
 
@@ -236,7 +239,10 @@ fn refusal(response: &Response) -> Trouble {
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    text_of(headers, RETRY_AFTER.as_str())?.parse().ok().map(Duration::from_secs)
+    text_of(headers, RETRY_AFTER.as_str())?
+        .parse()
+        .ok()
+        .map(Duration::from_secs)
 }
 
 /// A header's value as text, if there is one.
@@ -280,11 +286,24 @@ mod tests {
 
     #[test]
     fn plain_http_is_for_this_machine_only() {
-        for fine in ["https://huggingface.co", "http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"] {
+        for fine in [
+            "https://huggingface.co",
+            "http://127.0.0.1:1",
+            "http://localhost:1",
+            "http://[::1]:1",
+        ] {
             assert!(check_address(&url(fine)).is_ok(), "{fine}");
         }
-        for wrong in ["http://huggingface.co", "http://127.0.0.1.example.org", "ftp://localhost/x", "file:///x"] {
-            assert!(matches!(check_address(&url(wrong)), Err(Failure::Refused(_))), "{wrong}");
+        for wrong in [
+            "http://huggingface.co",
+            "http://127.0.0.1.example.org",
+            "ftp://localhost/x",
+            "file:///x",
+        ] {
+            assert!(
+                matches!(check_address(&url(wrong)), Err(Failure::Refused(_))),
+                "{wrong}"
+            );
         }
     }
 }

@@ -3,11 +3,7 @@
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::{
-    failure::Failure,
-    http::Reply,
-    source::is_sha256,
-};
+use super::{failure::Failure, http::Reply, source::is_sha256};
 
 /// What is asked for: JSON, or HTML where an index knows nothing else.
 pub(super) const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, text/html;q=0.1";
@@ -85,7 +81,10 @@ fn from_json(page: &Reply) -> Result<Vec<Distribution>, Failure> {
         Some(Distribution {
             url: page.url.join(&file.url).ok()?,
             filename: file.filename,
-            sha256: file.hashes.get("sha256").map(|digest| digest.to_ascii_lowercase()),
+            sha256: file
+                .hashes
+                .get("sha256")
+                .map(|digest| digest.to_ascii_lowercase()),
             size: file.size,
         })
     };
@@ -133,7 +132,14 @@ mod tests {
     #[test]
     fn names_are_normalised() {
         // The examples of the specification.
-        for name in ["friendly-bard", "Friendly-Bard", "FRIENDLY-BARD", "friendly.bard", "friendly--bard", "FrIeNdLy-._.-bArD"] {
+        for name in [
+            "friendly-bard",
+            "Friendly-Bard",
+            "FRIENDLY-BARD",
+            "friendly.bard",
+            "friendly--bard",
+            "FrIeNdLy-._.-bArD",
+        ] {
             assert_eq!(normalise(name), "friendly-bard");
         }
     }

@@ -40,8 +40,12 @@ pub(super) fn find(path: &Path, roots: &[PathBuf], kind: Kind, limit: u64) -> Re
             }
             Ok(Files::Gguf(found))
         }
-        Kind::Model => Err(Failure::Refused("it is neither a folder nor a `.gguf` file".to_owned())),
-        Kind::Adapter => Err(Failure::Refused("an adapter is a folder; this is a file".to_owned())),
+        Kind::Model => Err(Failure::Refused(
+            "it is neither a folder nor a `.gguf` file".to_owned(),
+        )),
+        Kind::Adapter => Err(Failure::Refused(
+            "an adapter is a folder; this is a file".to_owned(),
+        )),
     }
 }
 
@@ -60,9 +64,19 @@ pub(super) fn listing(folder: &Path) -> Option<Vec<RemoteFile>> {
 }
 
 /// Every file in it that is a link must end inside a root as well.
-fn check_folder(folder: &Path, kind: Kind, limit: u64, is_inside: &dyn Fn(&Path) -> bool) -> Result<(), Failure> {
+fn check_folder(
+    folder: &Path,
+    kind: Kind,
+    limit: u64,
+    is_inside: &dyn Fn(&Path) -> bool,
+) -> Result<(), Failure> {
     let files = listing(folder).ok_or_else(|| Failure::Refused("the folder cannot be read".to_owned()))?;
-    let stays = |file: &RemoteFile| folder.join(&file.name).canonicalize().is_ok_and(|real| is_inside(&real));
+    let stays = |file: &RemoteFile| {
+        folder
+            .join(&file.name)
+            .canonicalize()
+            .is_ok_and(|real| is_inside(&real))
+    };
     if let Some(file) = files.iter().find(|file| !stays(file)) {
         return Err(Failure::Refused(format!(
             "`{}` in it is a link that leads out of the allowed folders",
@@ -81,6 +95,9 @@ fn nothing_there(roots: &[PathBuf]) -> Failure {
     Failure::NotFound(if roots.is_empty() {
         "no local folder is allowed: the server's configuration names none".to_owned()
     } else {
-        format!("there is no such folder or GGUF file inside the allowed folders, {}", roots.join(", "))
+        format!(
+            "there is no such folder or GGUF file inside the allowed folders, {}",
+            roots.join(", ")
+        )
     })
 }

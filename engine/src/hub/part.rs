@@ -74,7 +74,9 @@ impl Part {
         let total = part.total();
         let checkable = part.state.validator.is_some() || part.expected.sha256.is_some();
         let fits = part.len <= limit && total.is_none_or(|total| part.len <= total);
-        let agrees = part.expected.size.is_none() || part.state.total.is_none() || part.expected.size == part.state.total;
+        let agrees = part.expected.size.is_none()
+            || part.state.total.is_none()
+            || part.expected.size == part.state.total;
         if part.len > 0 && checkable && fits && agrees {
             part.hash_what_is_there()?;
         } else {
@@ -153,7 +155,9 @@ impl Part {
         if len > self.limit {
             return Err(too_large(len, self.limit));
         }
-        self.file.write_all(chunk).map_err(|error| Error::io(&self.path, error))?;
+        self.file
+            .write_all(chunk)
+            .map_err(|error| Error::io(&self.path, error))?;
         self.hasher.update(chunk);
         self.len = len;
         Ok(())
@@ -165,11 +169,16 @@ impl Part {
         let fault = if let Some(size) = self.total()
             && size != self.len
         {
-            Some(format!("`{name}` should be of {size} bytes and came with {}", self.len))
+            Some(format!(
+                "`{name}` should be of {size} bytes and came with {}",
+                self.len
+            ))
         } else if let Some(expected) = &self.expected.sha256
             && *expected != sha256
         {
-            Some(format!("`{name}` should have the SHA-256 {expected} and came with {sha256}"))
+            Some(format!(
+                "`{name}` should have the SHA-256 {expected} and came with {sha256}"
+            ))
         } else {
             self.file.sync_all().err().map(|error| error.to_string())
         };
@@ -252,7 +261,10 @@ mod tests {
     fn starts_over_when_nothing_can_tell_whether_the_bytes_fit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.part");
-        Part::open(&path, Expected::default(), 10).unwrap().append(b"ab").unwrap();
+        Part::open(&path, Expected::default(), 10)
+            .unwrap()
+            .append(b"ab")
+            .unwrap();
         assert_eq!(Part::open(&path, Expected::default(), 10).unwrap().len(), 0);
     }
 
@@ -260,7 +272,10 @@ mod tests {
     fn refuses_too_much_and_the_wrong_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.part");
-        assert!(matches!(Part::open(&path, expected(), 2), Err(Failure::Refused(_))));
+        assert!(matches!(
+            Part::open(&path, expected(), 2),
+            Err(Failure::Refused(_))
+        ));
         let mut part = Part::open(&path, Expected::default(), 2).unwrap();
         assert!(matches!(part.append(b"abc"), Err(Failure::Refused(_))));
 

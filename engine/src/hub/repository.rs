@@ -60,7 +60,10 @@ struct Lfs {
 
 impl Info {
     fn is_gated(&self) -> bool {
-        !matches!(self.gated, serde_json::Value::Null | serde_json::Value::Bool(false))
+        !matches!(
+            self.gated,
+            serde_json::Value::Null | serde_json::Value::Bool(false)
+        )
     }
 
     /// The files at the top: what lies deeper is other formats.
@@ -97,7 +100,10 @@ impl Repository<'_> {
                     return Err(Failure::Unreachable(reason));
                 };
                 let commit = &commit[..commit.len().min(12)];
-                progress.say(&format!("{reason}; using commit {commit} of `{}`, which is cached", self.repo));
+                progress.say(&format!(
+                    "{reason}; using commit {commit} of `{}`, which is cached",
+                    self.repo
+                ));
                 return Ok(files);
             }
             Err(failure) => return Err(failure),
@@ -129,7 +135,9 @@ impl Repository<'_> {
                         sha256: file.sha256.clone(),
                     };
                     let request = self.request(self.file_url(&info.sha, &file.name)?);
-                    let fetched = self.http.download(&request, &file.name, path, expected, left, progress);
+                    let fetched = self
+                        .http
+                        .download(&request, &file.name, path, expected, left, progress);
                     fetched.map_err(|failure| self.explain(failure))
                 })?
             }
@@ -196,7 +204,11 @@ impl Repository<'_> {
 
     fn key(&self, kind: Kind, commit: &str) -> Key {
         let readable = format!("hub-{}-{}", self.repo, &commit[..commit.len().min(8)]);
-        Key::new(kind, &readable, &["hub", &self.config.hub_endpoint, self.repo, commit])
+        Key::new(
+            kind,
+            &readable,
+            &["hub", &self.config.hub_endpoint, self.repo, commit],
+        )
     }
 
     fn look_up(&self) -> Result<Info, Failure> {
@@ -205,10 +217,14 @@ impl Repository<'_> {
         }
         let mut url = self.url(&["api", "models"], &["revision", self.revision.unwrap_or("main")])?;
         url.set_query(Some("blobs=true"));
-        let reply = self.http.get(&self.request(url), ANSWER).map_err(|failure| self.explain(failure))?;
+        let reply = self
+            .http
+            .get(&self.request(url), ANSWER)
+            .map_err(|failure| self.explain(failure))?;
         let host = host_of(&self.config.hub_endpoint);
-        let info: Info = serde_json::from_slice(&reply.body)
-            .map_err(|error| Failure::Refused(format!("{host} did not answer as the hub's API does: {error}")))?;
+        let info: Info = serde_json::from_slice(&reply.body).map_err(|error| {
+            Failure::Refused(format!("{host} did not answer as the hub's API does: {error}"))
+        })?;
         // It becomes a path in the hub's own cache.
         if !is_commit(&info.sha) {
             return Err(Failure::Refused(format!("{host} named a commit that is none")));
@@ -219,7 +235,10 @@ impl Repository<'_> {
     /// The API shows gated repositories to everybody; their files are the test.
     fn prove_access(&self, file: &str, commit: &str) -> Result<(), Failure> {
         let request = self.request(self.file_url(commit, file)?);
-        self.http.get(&request, ANSWER).map(drop).map_err(|failure| self.explain(failure))
+        self.http
+            .get(&request, ANSWER)
+            .map(drop)
+            .map_err(|failure| self.explain(failure))
     }
 
     /// Says what the hub's bare statuses mean for this repository.
@@ -262,7 +281,10 @@ impl Repository<'_> {
     fn url(&self, before: &[&str], after: &[&str]) -> Result<Url, Failure> {
         let mut url = parse_address(&self.config.hub_endpoint)?;
         if let Ok(mut path) = url.path_segments_mut() {
-            path.pop_if_empty().extend(before).extend(self.repo.split('/')).extend(after);
+            path.pop_if_empty()
+                .extend(before)
+                .extend(self.repo.split('/'))
+                .extend(after);
         }
         Ok(url)
     }
@@ -277,7 +299,11 @@ impl Repository<'_> {
     /// The commit that the hub's own tools noted for the revision.
     fn hub_tools_commit(&self) -> Option<String> {
         let (cache, repo) = self.hub_tools_cache()?;
-        let noted = cache.path().join(repo.folder_name()).join("refs").join(repo.revision());
+        let noted = cache
+            .path()
+            .join(repo.folder_name())
+            .join("refs")
+            .join(repo.revision());
         let commit = std::fs::read_to_string(noted).ok()?.trim().to_owned();
         is_commit(&commit).then_some(commit)
     }

@@ -34,7 +34,11 @@ impl Cache {
         revision.operator |= self.recall(source).is_some_and(|before| before.operator);
         let path = self.revision_path(source);
         // Written aside and renamed: another process may read it at this moment.
-        let aside = path.with_added_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
+        let aside = path.with_added_extension(format!(
+            "{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
         let noted = serde_json::to_vec(&revision)
             .map_err(std::io::Error::from)
             .and_then(|text| fs::write(&aside, text))

@@ -36,7 +36,10 @@ impl Prefix<'_> {
         match self.fetch_listed(kind, limit, progress) {
             Err(Failure::Unreachable(reason)) => match self.cached(kind)? {
                 Some(files) => {
-                    progress.say(&format!("{reason}; using the files of `{}` that are cached", self.source));
+                    progress.say(&format!(
+                        "{reason}; using the files of `{}` that are cached",
+                        self.source
+                    ));
                     Ok(files)
                 }
                 None => Err(Failure::Unreachable(reason)),
@@ -68,7 +71,9 @@ impl Prefix<'_> {
         let version = version_of(&objects);
         let key = self.key(kind, &version);
         let fetch = |file: &RemoteFile, path: &Path, left: u64| {
-            let object = objects.iter().find(|object| object.location.filename() == Some(&file.name));
+            let object = objects
+                .iter()
+                .find(|object| object.location.filename() == Some(&file.name));
             let object = object.ok_or_else(|| Failure::NotFound(format!("`{}` is not listed", file.name)))?;
             let target = Target {
                 name: &file.name,
@@ -140,7 +145,11 @@ impl Prefix<'_> {
     fn key(&self, kind: Kind, version: &str) -> Key {
         let readable = format!("s3-{}-{}", self.bucket, self.prefix);
         let endpoint = self.config.s3_endpoint.as_deref().unwrap_or_default();
-        Key::new(kind, &readable, &["s3", endpoint, self.bucket, self.prefix, version])
+        Key::new(
+            kind,
+            &readable,
+            &["s3", endpoint, self.bucket, self.prefix, version],
+        )
     }
 
     fn store(&self) -> Result<AmazonS3, Failure> {
@@ -189,7 +198,11 @@ impl Prefix<'_> {
         let mut objects = if self.is_gguf() {
             vec![store.head(&prefix).await.map_err(|error| self.explain(error))?]
         } else {
-            store.list_with_delimiter(Some(&prefix)).await.map_err(|error| self.explain(error))?.objects
+            store
+                .list_with_delimiter(Some(&prefix))
+                .await
+                .map_err(|error| self.explain(error))?
+                .objects
         };
         objects.retain(|object| object.location.filename().is_some_and(matters));
         objects.sort_by(|one, other| one.location.cmp(&other.location));
@@ -237,7 +250,8 @@ impl Prefix<'_> {
             }
         }
         target.progress.end();
-        part.finish(target.name).map_err(|(_, fault)| Failure::Refused(fault))
+        part.finish(target.name)
+            .map_err(|(_, fault)| Failure::Refused(fault))
     }
 
     /// One request: the rest of the object, if it is still the one that was listed.
@@ -253,7 +267,10 @@ impl Prefix<'_> {
             range: (part.len() > 0).then_some(GetRange::Offset(part.len())),
             ..GetOptions::default()
         };
-        let answer = store.get_opts(&object.location, options).await.map_err(|error| self.explain(error))?;
+        let answer = store
+            .get_opts(&object.location, options)
+            .await
+            .map_err(|error| self.explain(error))?;
         let mut chunks = answer.into_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|error| self.explain(error))?;
@@ -266,7 +283,9 @@ impl Prefix<'_> {
     fn explain(&self, error: object_store::Error) -> Failure {
         let place = format!("bucket `{}`, `{}`", self.bucket, self.prefix);
         match error {
-            object_store::Error::NotFound { .. } => Failure::NotFound(format!("{place}: there is no such object")),
+            object_store::Error::NotFound { .. } => {
+                Failure::NotFound(format!("{place}: there is no such object"))
+            }
             object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
                 Failure::Forbidden(format!("{place}: the server's keys may not read it"))
             }
@@ -288,7 +307,9 @@ struct Target<'a> {
 
 /// Whether a file may be part of a model or an adapter: a changed README changes neither.
 fn matters(name: &str) -> bool {
-    [".safetensors", ".json", ".gguf", ".jinja", ".model", ".txt"].iter().any(|end| name.ends_with(end))
+    [".safetensors", ".json", ".gguf", ".jinja", ".model", ".txt"]
+        .iter()
+        .any(|end| name.ends_with(end))
 }
 
 fn remote_file(object: &ObjectMeta) -> Option<RemoteFile> {
@@ -303,7 +324,10 @@ fn remote_file(object: &ObjectMeta) -> Option<RemoteFile> {
 fn version_of(objects: &[ObjectMeta]) -> String {
     let mut hasher = Sha256::new();
     for object in objects {
-        let etag = object.e_tag.clone().unwrap_or_else(|| object.last_modified.to_rfc3339());
+        let etag = object
+            .e_tag
+            .clone()
+            .unwrap_or_else(|| object.last_modified.to_rfc3339());
         hasher.update(format!("{}\0{}\0{etag}\0", object.location, object.size));
     }
     hex::encode(hasher.finalize())

@@ -3,17 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Files, Progress, Source, SourcesConfig,
-    cache::Cache,
-    catalogue,
-    config::host_of,
-    failure::Failure,
-    http::Http,
-    local,
-    repository::Repository,
-    s3::Prefix,
-    wanted::Kind,
-    wheel::Member,
+    Files, Progress, Source, SourcesConfig, cache::Cache, catalogue, config::host_of, failure::Failure,
+    http::Http, local, repository::Repository, s3::Prefix, wanted::Kind, wheel::Member,
 };
 use crate::error::{Error, Result};
 
@@ -90,9 +81,9 @@ impl Sources {
     /// what it said to be public when it was last asked.
     pub fn check_access(&self, source: &Source, credential: Option<&str>) -> Result<()> {
         let checked = match source {
-            Source::Hub { repo, revision } => {
-                self.repository(source, repo, revision.as_deref(), credential).check_access()
-            }
+            Source::Hub { repo, revision } => self
+                .repository(source, repo, revision.as_deref(), credential)
+                .check_access(),
             Source::Local(path) => {
                 let limit = self.limit(Kind::Adapter);
                 local::find(path, &self.config.local_roots, Kind::Adapter, limit).map(drop)
@@ -155,14 +146,15 @@ impl Sources {
     /// # Errors
     /// None in practice: the fallback is in the binary.
     pub fn fetch_default(&self, progress: &dyn Progress) -> Result<Fetched> {
-        self.fetch_catalogue(catalogue::DEFAULT, progress).or_else(|error| {
-            progress.say(&format!(
-                "{error}; running on `{}`, the tiny model in the binary, instead of `{}`",
-                catalogue::FALLBACK,
-                catalogue::DEFAULT
-            ));
-            self.fetch_catalogue(catalogue::FALLBACK, progress)
-        })
+        self.fetch_catalogue(catalogue::DEFAULT, progress)
+            .or_else(|error| {
+                progress.say(&format!(
+                    "{error}; running on `{}`, the tiny model in the binary, instead of `{}`",
+                    catalogue::FALLBACK,
+                    catalogue::DEFAULT
+                ));
+                self.fetch_catalogue(catalogue::FALLBACK, progress)
+            })
     }
 
     fn fetch(
@@ -185,7 +177,9 @@ impl Sources {
                 version,
                 member,
                 sha256,
-            } => self.member(package, version, member, sha256.as_deref()).fetch(kind, limit, progress),
+            } => self
+                .member(package, version, member, sha256.as_deref())
+                .fetch(kind, limit, progress),
             Source::Embedded(set) => Ok(Files::Embedded(*set)),
         };
         fetched.map_err(|failure| failure.of(source, &self.name_of(source)))
@@ -195,17 +189,23 @@ impl Sources {
     fn cached_files(&self, source: &Source, kind: Kind) -> Result<Option<Files>, Failure> {
         match source {
             Source::Hub { repo, revision } => {
-                let found = self.repository(source, repo, revision.as_deref(), None).cached(kind)?;
+                let found = self
+                    .repository(source, repo, revision.as_deref(), None)
+                    .cached(kind)?;
                 Ok(found.map(|(folder, _)| Files::Folder(folder)))
             }
-            Source::Local(path) => local::find(path, &self.config.local_roots, kind, self.limit(kind)).map(Some),
+            Source::Local(path) => {
+                local::find(path, &self.config.local_roots, kind, self.limit(kind)).map(Some)
+            }
             Source::S3 { bucket, prefix } => self.prefix(source, bucket, prefix).cached(kind),
             Source::Wheel {
                 package,
                 version,
                 member,
                 sha256,
-            } => self.member(package, version, member, sha256.as_deref()).cached(kind),
+            } => self
+                .member(package, version, member, sha256.as_deref())
+                .cached(kind),
             Source::Embedded(set) => Ok(Some(Files::Embedded(*set))),
         }
     }
@@ -233,7 +233,10 @@ impl Sources {
             Source::Local(_) => "the local folders".to_owned(),
             Source::S3 { .. } => "S3".to_owned(),
             Source::Wheel { package, version, .. } => {
-                format!("the package {package} {version} ({})", host_of(&self.config.index_url))
+                format!(
+                    "the package {package} {version} ({})",
+                    host_of(&self.config.index_url)
+                )
             }
             Source::Embedded(_) => "this binary".to_owned(),
         }

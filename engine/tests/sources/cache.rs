@@ -55,8 +55,13 @@ fn entry(files: &Files) -> PathBuf {
 
 /// Sets the time of the last use.
 fn used(files: &Files, ago: u64) {
-    let manifest = fs::File::options().write(true).open(entry(files).join("entry.json")).unwrap();
-    manifest.set_modified(SystemTime::now() - Duration::from_secs(ago)).unwrap();
+    let manifest = fs::File::options()
+        .write(true)
+        .open(entry(files).join("entry.json"))
+        .unwrap();
+    manifest
+        .set_modified(SystemTime::now() - Duration::from_secs(ago))
+        .unwrap();
 }
 
 #[test]
@@ -121,7 +126,11 @@ fn a_damaged_entry_is_fetched_again() {
     let folder = tempfile::tempdir().unwrap();
     let server = any_repository();
     let source = hub("org/a");
-    let fetch = || sources(at(&server, folder.path())).fetch_adapter(&source, None, &Silent).unwrap();
+    let fetch = || {
+        sources(at(&server, folder.path()))
+            .fetch_adapter(&source, None, &Silent)
+            .unwrap()
+    };
     let files = fetch();
     let weights = entry(&files).join("files/adapter_model.safetensors");
     let whole = fs::read(&weights).unwrap();
@@ -143,20 +152,34 @@ fn a_damaged_entry_is_fetched_again() {
 fn only_its_owner_may_look_into_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let server = any_repository();
-    let files = sources(at(&server, folder.path())).fetch_adapter(&hub("org/a"), None, &Silent).unwrap();
+    let files = sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/a"), None, &Silent)
+        .unwrap();
     let cache = folder.path().join("cache");
-    for path in [cache.clone(), cache.join("entries"), cache.join("partial"), entry(&files)] {
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{}", path.display());
+    for path in [
+        cache.clone(),
+        cache.join("entries"),
+        cache.join("partial"),
+        entry(&files),
+    ] {
+        assert_eq!(
+            path.metadata().unwrap().permissions().mode() & 0o777,
+            0o700,
+            "{}",
+            path.display()
+        );
     }
 }
 
 /// A hub that takes its time over the weights.
 fn slow() -> Server {
     let repo = Repo::adapter(&noise(100_000));
-    Server::start(move |request| match request.target.ends_with("adapter_model.safetensors") {
-        true => repo.answer(request).after(Duration::from_millis(200)),
-        false => repo.answer(request),
-    })
+    Server::start(
+        move |request| match request.target.ends_with("adapter_model.safetensors") {
+            true => repo.answer(request).after(Duration::from_millis(200)),
+            false => repo.answer(request),
+        },
+    )
 }
 
 #[test]
@@ -187,7 +210,9 @@ fn processes_that_want_the_same_fetch_it_once() {
             hub_endpoint,
             ..config(Path::new(&folder))
         };
-        let files = sources(config).fetch_adapter(&hub("org/name"), None, &Silent).unwrap();
+        let files = sources(config)
+            .fetch_adapter(&hub("org/name"), None, &Silent)
+            .unwrap();
         assert_eq!(read(&files, "adapter_model.safetensors"), noise(100_000));
         return;
     }
@@ -205,7 +230,11 @@ fn processes_that_want_the_same_fetch_it_once() {
         let children = [(); 3].map(|()| scope.spawn(start));
         for child in children {
             let output = child.join().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stdout)
+            );
         }
     });
     assert_eq!(server.count("adapter_model.safetensors"), 1);

@@ -47,14 +47,17 @@ impl Repo {
 
     /// What the hub answers: 401 without a token and 404 with a wrong one, so that nobody learns what is there.
     pub(crate) fn answer(&self, request: &Seen) -> Answer {
-        let bearer = request.header("authorization").and_then(|value| value.strip_prefix("Bearer "));
+        let bearer = request
+            .header("authorization")
+            .and_then(|value| value.strip_prefix("Bearer "));
         let may = self.token.is_none() || bearer == self.token;
         let is_api = request.target.starts_with("/api/");
         if !may && self.gated && !is_api {
             return Answer::status(403).header("X-Error-Message", "Access to model org/name is restricted");
         }
         if !may && !self.gated {
-            return Answer::status(if bearer.is_some() { 404 } else { 401 }).header("X-Error-Message", "Repository not found");
+            return Answer::status(if bearer.is_some() { 404 } else { 401 })
+                .header("X-Error-Message", "Repository not found");
         }
         let target = request.target.split('?').next().unwrap();
         if let Some(revision) = target.strip_prefix("/api/models/org/name/revision/") {
@@ -64,7 +67,9 @@ impl Repo {
             return Answer::ok(self.info().to_string());
         }
         let prefix = format!("/org/name/resolve/{}/", self.commit);
-        let file = target.strip_prefix(&prefix).and_then(|name| self.files.iter().find(|(file, _)| *file == name));
+        let file = target
+            .strip_prefix(&prefix)
+            .and_then(|name| self.files.iter().find(|(file, _)| *file == name));
         match file {
             Some((_, bytes)) => Answer::file(request, bytes, &sha256(bytes)),
             None => Answer::status(404).header("X-Error-Message", "Entry not found"),
@@ -118,12 +123,19 @@ fn an_adapter_is_fetched_once() {
     assert_eq!(read(&files, "adapter_config.json"), br#"{"r": 8}"#);
     assert_eq!(files.read("README.md").unwrap(), None);
     assert_eq!(*noted.bytes.lock().unwrap(), 200_000 + 8);
-    assert!(noted.begun.lock().unwrap().contains(&("adapter_model.safetensors".to_owned(), Some(200_000), 0)));
+    assert!(noted.begun.lock().unwrap().contains(&(
+        "adapter_model.safetensors".to_owned(),
+        Some(200_000),
+        0
+    )));
 
     // The branch is looked up again; nothing is fetched again.
     assert!(sources.cached(&source));
     assert_eq!(sources.fetch_adapter(&source, None, &Silent).unwrap(), files);
-    assert_eq!((server.count("/revision/main"), server.count("/resolve/")), (2, 2));
+    assert_eq!(
+        (server.count("/revision/main"), server.count("/resolve/")),
+        (2, 2)
+    );
     // A commit never changes: it is looked up once.
     let pinned = hub(&format!("hub:org/name@{COMMIT}"));
     assert_eq!(sources.fetch_adapter(&pinned, None, &Silent).unwrap(), files);
@@ -171,7 +183,10 @@ fn a_private_repository_is_for_its_token_only() {
             assert!(forbidden && !not_found && reason.contains("401"), "{reason}");
             assert!(fetch_error(ask(Some("")).unwrap_err()).2);
             let (reason, not_found, forbidden) = fetch_error(ask(Some("hf_wrong")).unwrap_err());
-            assert!(not_found && !forbidden && reason.contains("Repository not found"), "{reason}");
+            assert!(
+                not_found && !forbidden && reason.contains("Repository not found"),
+                "{reason}"
+            );
             assert!(!reason.contains("hf_wrong"), "{reason}");
             assert!(fetch_error(ask(Some("hf_wr\nong")).unwrap_err()).2);
             ask(Some("hf_right")).unwrap();
@@ -199,12 +214,16 @@ fn the_operators_token_is_used_when_the_caller_brings_none() {
     });
     let source = hub("org/name");
     sources.fetch_adapter(&source, None, &Silent).unwrap();
-    sources.fetch_adapter(&source, Some("hf_other"), &Silent).unwrap_err();
+    sources
+        .fetch_adapter(&source, Some("hf_other"), &Silent)
+        .unwrap_err();
     server.close();
     // The operator's own word stands while the hub is away; a caller's needs the hub.
     sources.fetch_adapter(&source, None, &Silent).unwrap();
     sources.check_access(&source, None).unwrap();
-    sources.fetch_adapter(&source, Some("hf_other"), &Silent).unwrap_err();
+    sources
+        .fetch_adapter(&source, Some("hf_other"), &Silent)
+        .unwrap_err();
     sources.check_access(&source, Some("hf_other")).unwrap_err();
 }
 
@@ -221,7 +240,8 @@ fn a_gated_repository_shows_itself_but_not_its_files() {
     let source = hub("org/name");
     sources.fetch_adapter(&source, Some("hf_right"), &Silent).unwrap();
     for credential in [None, Some("hf_wrong")] {
-        let (reason, _, forbidden) = fetch_error(sources.fetch_adapter(&source, credential, &Silent).unwrap_err());
+        let (reason, _, forbidden) =
+            fetch_error(sources.fetch_adapter(&source, credential, &Silent).unwrap_err());
         assert!(forbidden && reason.contains("restricted"), "{reason}");
         assert!(fetch_error(sources.check_access(&source, credential).unwrap_err()).2);
     }
@@ -233,12 +253,19 @@ fn what_is_not_there_is_not_found() {
     let folder = tempfile::tempdir().unwrap();
     let server = Repo::adapter(b"weights").serve();
     let sources = sources(at(&server, folder.path()));
-    let error = sources.fetch_adapter(&hub("org/name@nothing"), None, &Silent).unwrap_err();
+    let error = sources
+        .fetch_adapter(&hub("org/name@nothing"), None, &Silent)
+        .unwrap_err();
     let (reason, not_found, forbidden) = fetch_error(error);
     assert!(not_found && !forbidden, "{reason}");
-    assert!(reason.contains("`nothing`") && reason.contains("Invalid rev id"), "{reason}");
+    assert!(
+        reason.contains("`nothing`") && reason.contains("Invalid rev id"),
+        "{reason}"
+    );
     // A slash in a revision is escaped, as the hub wants it.
-    sources.fetch_adapter(&hub("hub:org/name@refs/pr/1"), None, &Silent).unwrap_err();
+    sources
+        .fetch_adapter(&hub("hub:org/name@refs/pr/1"), None, &Silent)
+        .unwrap_err();
     assert_eq!(server.count("/revision/refs%2Fpr%2F1?"), 1);
 }
 
@@ -246,12 +273,16 @@ fn what_is_not_there_is_not_found() {
 fn a_file_that_is_listed_and_not_there_is_not_found() {
     let folder = tempfile::tempdir().unwrap();
     let repo = Repo::adapter(b"weights");
-    let server = Server::start(move |request| match request.target.ends_with("adapter_model.safetensors") {
-        true => Answer::status(404),
-        false => repo.answer(request),
-    });
+    let server = Server::start(
+        move |request| match request.target.ends_with("adapter_model.safetensors") {
+            true => Answer::status(404),
+            false => repo.answer(request),
+        },
+    );
     let sources = sources(at(&server, folder.path()));
-    let error = sources.fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err();
+    let error = sources
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap_err();
     assert!(fetch_error(error).1);
     assert!(!sources.cached(&hub("org/name")));
 }
@@ -262,11 +293,17 @@ fn a_silent_hub_costs_its_time_limit_once() {
     let server = Server::start(|_| Answer::ok("{}").after(Duration::from_secs(3)));
     let sources = sources(at(&server, folder.path()));
     let begun = Instant::now();
-    let error = sources.fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err();
+    let error = sources
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap_err();
     let (reason, not_found, forbidden) = fetch_error(error);
     assert!(reason.contains("in time") && !not_found && !forbidden, "{reason}");
     // The limit of `config` is 0.5 s; a second attempt would double it.
-    assert!(begun.elapsed() < Duration::from_millis(950), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_millis(950),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
@@ -275,8 +312,14 @@ fn a_hub_that_is_not_there_is_noticed_at_once() {
     let server = Server::start(|_| Answer::status(500));
     server.close();
     let begun = Instant::now();
-    sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_millis(900), "{:?}", begun.elapsed());
+    sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap_err();
+    assert!(
+        begun.elapsed() < Duration::from_millis(900),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
@@ -290,13 +333,17 @@ fn a_busy_hub_is_asked_again() {
         4 => Answer::status(502),
         _ => repo.answer(request),
     });
-    sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), None, &Silent).unwrap();
+    sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap();
     // Twice more for the lookup, once more for one of two files.
     assert_eq!(server.seen().len(), 3 + 3);
 
     // And not for ever: the first attempt and two more.
     let server = Server::start(|_| Answer::status(503));
-    let error = sources(at(&server, folder.path())).fetch_adapter(&hub("org/other"), None, &Silent).unwrap_err();
+    let error = sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/other"), None, &Silent)
+        .unwrap_err();
     assert!(fetch_error(error).0.contains("503"));
     assert_eq!(server.seen().len(), 3);
 }
@@ -319,12 +366,26 @@ fn a_cut_download_goes_on_where_it_stopped() {
         }
     });
     let noted = Noted::default();
-    let files = sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), None, &noted).unwrap();
+    let files = sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/name"), None, &noted)
+        .unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), weights);
-    let ranges: Vec<_> = server.seen().iter().filter_map(|request| Some(request.header("range")?.to_owned())).collect();
-    assert_eq!(ranges, ["bytes=60000-", "bytes=120000-", "bytes=180000-", "bytes=240000-"]);
+    let ranges: Vec<_> = server
+        .seen()
+        .iter()
+        .filter_map(|request| Some(request.header("range")?.to_owned()))
+        .collect();
+    assert_eq!(
+        ranges,
+        ["bytes=60000-", "bytes=120000-", "bytes=180000-", "bytes=240000-"]
+    );
     let etag = format!("\"{}\"", sha256(&weights));
-    assert!(server.seen().iter().all(|request| request.header("if-range").is_none_or(|wanted| wanted == etag)));
+    assert!(
+        server
+            .seen()
+            .iter()
+            .all(|request| request.header("if-range").is_none_or(|wanted| wanted == etag))
+    );
     // Every byte counts once.
     assert_eq!(*noted.bytes.lock().unwrap(), 300_000 + 8);
 }
@@ -346,13 +407,20 @@ fn the_next_process_goes_on_with_what_the_last_one_left() {
             _ => answer,
         }
     });
-    sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err();
+    sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap_err();
     *broken.lock().unwrap() = false;
     let noted = Noted::default();
-    let files = sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), None, &noted).unwrap();
+    let files = sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/name"), None, &noted)
+        .unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), weights);
     let begun = noted.begun.lock().unwrap().clone();
-    assert!(begun.contains(&("adapter_model.safetensors".to_owned(), Some(100_000), 40_000)), "{begun:?}");
+    assert!(
+        begun.contains(&("adapter_model.safetensors".to_owned(), Some(100_000), 40_000)),
+        "{begun:?}"
+    );
     // The small file was whole: it is not asked for again.
     assert_eq!(server.count("adapter_config.json"), 1);
 }
@@ -372,19 +440,27 @@ fn bytes_that_do_not_belong_together_are_noticed() {
             false => repo.answer(request),
         }
     });
-    let files = sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), None, &Silent).unwrap();
+    let files = sources(at(&server, folder.path()))
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), weights);
     assert_eq!(server.count("adapter_model.safetensors"), 3);
 
     // Wrong from the beginning to the end, it is refused.
     let repo = Repo::adapter(&weights);
-    let server = Server::start(move |request| match request.target.ends_with("adapter_model.safetensors") {
-        true => Answer::ok(vec![0; 100_000]),
-        false => repo.answer(request),
-    });
+    let server = Server::start(
+        move |request| match request.target.ends_with("adapter_model.safetensors") {
+            true => Answer::ok(vec![0; 100_000]),
+            false => repo.answer(request),
+        },
+    );
     let other = tempfile::tempdir().unwrap();
     let sources = sources(at(&server, other.path()));
-    let (reason, _, _) = fetch_error(sources.fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err());
+    let (reason, _, _) = fetch_error(
+        sources
+            .fetch_adapter(&hub("org/name"), None, &Silent)
+            .unwrap_err(),
+    );
     assert!(reason.contains(&sha256(&weights)), "{reason}");
     assert!(!sources.cached(&hub("org/name")));
 }
@@ -402,14 +478,23 @@ fn a_redirect_to_another_host_goes_without_the_token() {
         ..Repo::adapter(&weights)
     };
     let elsewhere = format!("{}/blob", store.other_host());
-    let server = Server::start(move |request| match request.target.ends_with("adapter_model.safetensors") {
-        true => Answer::redirect(&elsewhere),
-        false => repo.answer(request),
-    });
+    let server = Server::start(
+        move |request| match request.target.ends_with("adapter_model.safetensors") {
+            true => Answer::redirect(&elsewhere),
+            false => repo.answer(request),
+        },
+    );
     let sources = sources(at(&server, folder.path()));
-    let files = sources.fetch_adapter(&hub("org/name"), Some("hf_right"), &Silent).unwrap();
+    let files = sources
+        .fetch_adapter(&hub("org/name"), Some("hf_right"), &Silent)
+        .unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), weights);
-    assert!(server.seen().iter().all(|request| request.header("authorization") == Some("Bearer hf_right")));
+    assert!(
+        server
+            .seen()
+            .iter()
+            .all(|request| request.header("authorization") == Some("Bearer hf_right"))
+    );
     assert_eq!(store.seen().len(), 1);
     assert_eq!(store.seen()[0].header("authorization"), None);
 }
@@ -424,7 +509,11 @@ fn what_is_too_large_is_refused_before_it_comes_and_while_it_comes() {
             ..at(server, folder.path())
         })
     };
-    let (reason, _, _) = fetch_error(limited(&server).fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err());
+    let (reason, _, _) = fetch_error(
+        limited(&server)
+            .fetch_adapter(&hub("org/name"), None, &Silent)
+            .unwrap_err(),
+    );
     assert!(reason.contains("too large"), "{reason}");
     assert_eq!(server.count("/resolve/"), 0);
 
@@ -437,7 +526,11 @@ fn what_is_too_large_is_refused_before_it_comes_and_while_it_comes() {
         ),
         false => Answer::ok(noise(5000)).without_length(),
     });
-    let (reason, _, _) = fetch_error(limited(&server).fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err());
+    let (reason, _, _) = fetch_error(
+        limited(&server)
+            .fetch_adapter(&hub("org/name"), None, &Silent)
+            .unwrap_err(),
+    );
     assert!(reason.contains("too large"), "{reason}");
 }
 
@@ -450,7 +543,12 @@ fn a_public_repository_is_served_from_the_cache_when_the_hub_is_away() {
     server.close();
     let noted = Noted::default();
     for credential in [None, Some("hf_any")] {
-        assert_eq!(online.fetch_adapter(&hub("org/name"), credential, &noted).unwrap(), files);
+        assert_eq!(
+            online
+                .fetch_adapter(&hub("org/name"), credential, &noted)
+                .unwrap(),
+            files
+        );
         online.check_access(&hub("org/name"), credential).unwrap();
     }
     assert!(noted.said().contains(&COMMIT[..12]), "{}", noted.said());
@@ -459,8 +557,13 @@ fn a_public_repository_is_served_from_the_cache_when_the_hub_is_away() {
         offline: true,
         ..at(&server, folder.path())
     });
-    assert_eq!(offline.fetch_adapter(&hub("org/name"), None, &Silent).unwrap(), files);
-    offline.fetch_adapter(&hub("org/other"), None, &Silent).unwrap_err();
+    assert_eq!(
+        offline.fetch_adapter(&hub("org/name"), None, &Silent).unwrap(),
+        files
+    );
+    offline
+        .fetch_adapter(&hub("org/other"), None, &Silent)
+        .unwrap_err();
 }
 
 #[test]
@@ -474,7 +577,10 @@ fn what_the_hubs_own_tools_have_is_not_fetched_again() {
     std::fs::create_dir_all(repo.join("blobs")).unwrap();
     std::fs::create_dir_all(repo.join("refs")).unwrap();
     std::fs::write(repo.join("refs/main"), COMMIT).unwrap();
-    for (name, bytes) in [("adapter_config.json", &br#"{"r": 8}"#[..]), ("adapter_model.safetensors", b"weights")] {
+    for (name, bytes) in [
+        ("adapter_config.json", &br#"{"r": 8}"#[..]),
+        ("adapter_model.safetensors", b"weights"),
+    ] {
         std::fs::write(repo.join("blobs").join(name), bytes).unwrap();
         std::os::unix::fs::symlink(format!("../../blobs/{name}"), snapshot.join(name)).unwrap();
     }
@@ -482,7 +588,9 @@ fn what_the_hubs_own_tools_have_is_not_fetched_again() {
         hub_cache: Some(folder.path().join("hub")),
         ..at(&server, folder.path())
     };
-    let files = sources(config.clone()).fetch_adapter(&hub("org/name"), None, &Silent).unwrap();
+    let files = sources(config.clone())
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap();
     assert_eq!(files, Files::Folder(snapshot.clone()));
     assert_eq!(server.count("/resolve/"), 0);
 
@@ -494,13 +602,20 @@ fn what_the_hubs_own_tools_have_is_not_fetched_again() {
     };
     let offline = sources(offline);
     assert!(offline.cached(&hub("org/name")));
-    assert_eq!(offline.fetch_adapter(&hub("org/name"), None, &Silent).unwrap(), files);
+    assert_eq!(
+        offline.fetch_adapter(&hub("org/name"), None, &Silent).unwrap(),
+        files
+    );
     // It is the operator's: a caller's credential says nothing of it while the hub cannot be asked.
-    offline.fetch_adapter(&hub("org/name"), Some("hf_any"), &Silent).unwrap_err();
+    offline
+        .fetch_adapter(&hub("org/name"), Some("hf_any"), &Silent)
+        .unwrap_err();
 
     // A file that is cut short there is not taken.
     std::fs::write(repo.join("blobs/adapter_model.safetensors"), b"wei").unwrap();
-    let files = sources(config).fetch_adapter(&hub("org/name"), None, &Silent).unwrap();
+    let files = sources(config)
+        .fetch_adapter(&hub("org/name"), None, &Silent)
+        .unwrap();
     assert_ne!(files, Files::Folder(snapshot));
     assert_eq!(read(&files, "adapter_model.safetensors"), b"weights");
 }
@@ -522,10 +637,17 @@ fn a_model_in_shards_comes_whole_and_nothing_else_of_the_repository() {
         ..Repo::adapter(b"")
     };
     let server = repo.serve();
-    let Files::Folder(files) = sources(at(&server, folder.path())).fetch_model(&hub("org/name"), &Silent).unwrap() else {
+    let Files::Folder(files) = sources(at(&server, folder.path()))
+        .fetch_model(&hub("org/name"), &Silent)
+        .unwrap()
+    else {
         panic!("a folder");
     };
-    let mut names: Vec<_> = files.read_dir().unwrap().map(|item| item.unwrap().file_name()).collect();
+    let mut names: Vec<_> = files
+        .read_dir()
+        .unwrap()
+        .map(|item| item.unwrap().file_name())
+        .collect();
     names.sort();
     assert_eq!(
         names,
@@ -547,6 +669,13 @@ fn plain_http_to_another_machine_is_refused() {
         hub_token: Some("hf_secret".to_owned()),
         ..config(folder.path())
     });
-    let (reason, _, _) = fetch_error(sources.fetch_adapter(&hub("org/name"), None, &Silent).unwrap_err());
-    assert!(reason.contains("https") && !reason.contains("hf_secret"), "{reason}");
+    let (reason, _, _) = fetch_error(
+        sources
+            .fetch_adapter(&hub("org/name"), None, &Silent)
+            .unwrap_err(),
+    );
+    assert!(
+        reason.contains("https") && !reason.contains("hf_secret"),
+        "{reason}"
+    );
 }

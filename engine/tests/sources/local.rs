@@ -31,16 +31,28 @@ fn a_path_is_found_inside_a_root() {
     adapter(&inside);
     let sources = sources(rooted(&folder));
     let files = Files::Folder(inside.clone());
-    for path in [inside.clone(), "team/a".into(), folder.join("allowed/x/../team/a")] {
+    for path in [
+        inside.clone(),
+        "team/a".into(),
+        folder.join("allowed/x/../team/a"),
+    ] {
         // `x` has to exist for `..` to lead out of it.
         fs::create_dir_all(folder.join("allowed/x")).unwrap();
-        assert_eq!(sources.fetch_adapter(&local(&path), None, &Silent).unwrap(), files, "{}", path.display());
+        assert_eq!(
+            sources.fetch_adapter(&local(&path), None, &Silent).unwrap(),
+            files,
+            "{}",
+            path.display()
+        );
         sources.check_access(&local(&path), None).unwrap();
         assert!(sources.cached(&local(&path)));
     }
     // A link that stays inside is fine.
     symlink(&inside, folder.join("allowed/link")).unwrap();
-    assert_eq!(sources.fetch_adapter(&local("link"), None, &Silent).unwrap(), files);
+    assert_eq!(
+        sources.fetch_adapter(&local("link"), None, &Silent).unwrap(),
+        files
+    );
 
     fs::write(folder.join("allowed/model.gguf"), "GGUF").unwrap();
     let model = sources.fetch_model(&local("model.gguf"), &Silent).unwrap();
@@ -72,7 +84,10 @@ fn nothing_leads_out_and_nothing_is_told_of_outside() {
         let error = sources.fetch_adapter(&local(&path), None, &Silent).unwrap_err();
         let (reason, not_found, forbidden) = fetch_error(error);
         assert!(not_found && !forbidden, "{}", path.display());
-        assert!(reason.contains(folder.join("allowed").to_str().unwrap()), "{reason}");
+        assert!(
+            reason.contains(folder.join("allowed").to_str().unwrap()),
+            "{reason}"
+        );
         reasons.push(reason);
         sources.check_access(&local(&path), None).unwrap_err();
     }
@@ -114,9 +129,15 @@ fn what_is_no_model_or_adapter_is_said_so() {
         let (reason, ..) = fetch_error(error.unwrap_err());
         assert!(reason.contains(part), "{path}: {reason}");
     }
-    let (reason, not_found, _) =
-        fetch_error(sources(config(folder.path())).fetch_adapter(&local(&allowed), None, &Silent).unwrap_err());
-    assert!(not_found && reason.contains("no local folder is allowed"), "{reason}");
+    let (reason, not_found, _) = fetch_error(
+        sources(config(folder.path()))
+            .fetch_adapter(&local(&allowed), None, &Silent)
+            .unwrap_err(),
+    );
+    assert!(
+        not_found && reason.contains("no local folder is allowed"),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -134,6 +155,11 @@ fn what_the_operator_names_is_allowed_with_its_links() {
     config.allow(&"hub:org/name".parse().unwrap()).unwrap();
     config.allow(&local(folder.join("nothing"))).unwrap_err();
     let sources = sources(config);
-    assert_eq!(sources.fetch_adapter(&local(&snapshot), None, &Silent).unwrap(), Files::Folder(snapshot));
-    sources.fetch_adapter(&local(folder.join("blobs")), None, &Silent).unwrap_err();
+    assert_eq!(
+        sources.fetch_adapter(&local(&snapshot), None, &Silent).unwrap(),
+        Files::Folder(snapshot)
+    );
+    sources
+        .fetch_adapter(&local(folder.join("blobs")), None, &Silent)
+        .unwrap_err();
 }

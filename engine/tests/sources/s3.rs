@@ -23,7 +23,11 @@ type Objects = BTreeMap<String, Vec<u8>>;
 fn answer(objects: &Objects, request: &Seen) -> Answer {
     let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
     if path == "/bucket" && query.contains("list-type=2") {
-        let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        let value = |name: &str| {
+            query
+                .split('&')
+                .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+        };
         let prefix = value("prefix").unwrap_or("").replace("%2F", "/");
         assert_eq!(value("delimiter"), Some("%2F"));
         let contents: String = objects
@@ -53,7 +57,10 @@ fn adapter(weights: &[u8]) -> Objects {
         ("team/a/README.md".to_owned(), b"read me".to_vec()),
         ("team/a/adapter_config.json".to_owned(), b"{}".to_vec()),
         ("team/a/adapter_model.safetensors".to_owned(), weights.to_vec()),
-        ("team/a/deeper/adapter_model.safetensors".to_owned(), b"no".to_vec()),
+        (
+            "team/a/deeper/adapter_model.safetensors".to_owned(),
+            b"no".to_vec(),
+        ),
         ("team/ab/adapter_config.json".to_owned(), b"no".to_vec()),
     ])
 }
@@ -85,9 +92,15 @@ fn an_adapter_is_fetched_once_and_again_when_it_changes() {
     assert_eq!(sources.fetch_adapter(&source, None, &Silent).unwrap(), files);
     assert_eq!(server.count("/bucket/team/"), 2);
     // A README is no part of it.
-    objects.lock().unwrap().insert("team/a/README.md".to_owned(), b"changed".to_vec());
+    objects
+        .lock()
+        .unwrap()
+        .insert("team/a/README.md".to_owned(), b"changed".to_vec());
     assert_eq!(sources.fetch_adapter(&source, None, &Silent).unwrap(), files);
-    objects.lock().unwrap().insert("team/a/adapter_model.safetensors".to_owned(), noise(2000));
+    objects
+        .lock()
+        .unwrap()
+        .insert("team/a/adapter_model.safetensors".to_owned(), noise(2000));
     let files = sources.fetch_adapter(&source, None, &Silent).unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), noise(2000));
 
@@ -111,11 +124,20 @@ fn a_cut_download_goes_on_where_it_stopped() {
     });
     let noted = Noted::default();
     let sources = sources(at(&server, folder.path()));
-    let files = sources.fetch_adapter(&s3("s3://bucket/team/a"), None, &noted).unwrap();
+    let files = sources
+        .fetch_adapter(&s3("s3://bucket/team/a"), None, &noted)
+        .unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), noise(300_000));
     assert_eq!(*noted.bytes.lock().unwrap(), 300_000 + 2);
-    let ranges: Vec<_> = server.seen().iter().filter_map(|request| Some(request.header("range")?.to_owned())).collect();
-    assert!(ranges.len() == 1 && ranges[0].starts_with("bytes=100000-"), "{ranges:?}");
+    let ranges: Vec<_> = server
+        .seen()
+        .iter()
+        .filter_map(|request| Some(request.header("range")?.to_owned()))
+        .collect();
+    assert!(
+        ranges.len() == 1 && ranges[0].starts_with("bytes=100000-"),
+        "{ranges:?}"
+    );
 }
 
 #[test]
@@ -123,7 +145,9 @@ fn a_gguf_object_is_a_model() {
     let folder = tempfile::tempdir().unwrap();
     let objects = BTreeMap::from([("models/x.gguf".to_owned(), noise(500))]);
     let server = Server::start(move |request| answer(&objects, request));
-    let files = sources(at(&server, folder.path())).fetch_model(&s3("s3://bucket/models/x.gguf"), &Silent).unwrap();
+    let files = sources(at(&server, folder.path()))
+        .fetch_model(&s3("s3://bucket/models/x.gguf"), &Silent)
+        .unwrap();
     let Files::Gguf(file) = files else {
         panic!("{files:?}");
     };
@@ -168,27 +192,54 @@ fn requests_are_signed_with_the_environments_keys() {
             s3_endpoint: Some(endpoint),
             ..config(folder.path())
         });
-        sources.fetch_adapter(&s3("s3://bucket/team/a"), None, &Silent).unwrap();
+        sources
+            .fetch_adapter(&s3("s3://bucket/team/a"), None, &Silent)
+            .unwrap();
         return;
     }
     let objects = adapter(b"weights");
     let server = Server::start(move |request| answer(&objects, request));
     let run = |keys: &[(&str, &str)]| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "s3::requests_are_signed_with_the_environments_keys"]).env_clear();
-        let status = command.env(ENDPOINT, server.address()).envs(keys.iter().copied()).output().unwrap();
-        assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
+        command
+            .args(["--exact", "s3::requests_are_signed_with_the_environments_keys"])
+            .env_clear();
+        let status = command
+            .env(ENDPOINT, server.address())
+            .envs(keys.iter().copied())
+            .output()
+            .unwrap();
+        assert!(
+            status.status.success(),
+            "{}",
+            String::from_utf8_lossy(&status.stdout)
+        );
     };
     run(&[]);
     let unsigned = server.seen();
-    assert!(unsigned.len() == 3 && unsigned.iter().all(|request| request.header("authorization").is_none()));
-    run(&[("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "eu-west-1")]);
+    assert!(
+        unsigned.len() == 3
+            && unsigned
+                .iter()
+                .all(|request| request.header("authorization").is_none())
+    );
+    run(&[
+        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_REGION", "eu-west-1"),
+    ]);
     let signed = &server.seen()[3..];
     assert_eq!(signed.len(), 3);
     for request in signed {
         let authorization = request.header("authorization").unwrap();
-        assert!(authorization.starts_with("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/"), "{authorization}");
-        assert!(authorization.contains("/eu-west-1/s3/aws4_request"), "{authorization}");
+        assert!(
+            authorization.starts_with("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/"),
+            "{authorization}"
+        );
+        assert!(
+            authorization.contains("/eu-west-1/s3/aws4_request"),
+            "{authorization}"
+        );
     }
 }
 
@@ -199,6 +250,10 @@ fn plain_http_to_another_machine_is_refused() {
         s3_endpoint: Some("http://s3.example".to_owned()),
         ..config(folder.path())
     });
-    let (reason, ..) = fetch_error(sources.fetch_adapter(&s3("s3://bucket/a"), None, &Silent).unwrap_err());
+    let (reason, ..) = fetch_error(
+        sources
+            .fetch_adapter(&s3("s3://bucket/a"), None, &Silent)
+            .unwrap_err(),
+    );
     assert!(reason.contains("https"), "{reason}");
 }

@@ -68,7 +68,14 @@ impl Answer {
         }
         let start = request
             .header("range")
-            .and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse::<usize>().ok())
+            .and_then(|range| {
+                range
+                    .strip_prefix("bytes=")?
+                    .split('-')
+                    .next()?
+                    .parse::<usize>()
+                    .ok()
+            })
             .filter(|_| request.header("if-range").is_none_or(|wanted| wanted == etag));
         let answer = match start {
             Some(start) if start >= bytes.len() => {
@@ -78,11 +85,16 @@ impl Answer {
                 status: 206,
                 ..Self::ok(&bytes[start..])
             }
-            .header("Content-Range", &format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len())),
+            .header(
+                "Content-Range",
+                &format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len()),
+            ),
             None => Self::ok(bytes),
         };
         // S3 clients want to know when.
-        answer.header("ETag", &etag).header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        answer
+            .header("ETag", &etag)
+            .header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
     }
 
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
@@ -152,7 +164,10 @@ impl Server {
 
     /// How many requests had `part` in their target.
     pub(crate) fn count(&self, part: &str) -> usize {
-        self.seen().iter().filter(|request| request.target.contains(part)).count()
+        self.seen()
+            .iter()
+            .filter(|request| request.target.contains(part))
+            .count()
     }
 
     /// Refuses connections from now on.
@@ -168,12 +183,18 @@ impl Server {
 
 fn serve(mut stream: &TcpStream, seen: &Mutex<Vec<Seen>>, answer: &dyn Fn(&Seen) -> Answer) {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
-    let Some(target) = lines.next().and_then(|line| line.split(' ').nth(1).map(str::to_owned)) else {
+    let Some(target) = lines
+        .next()
+        .and_then(|line| line.split(' ').nth(1).map(str::to_owned))
+    else {
         return;
     };
     let headers = lines
         .take_while(|line| !line.is_empty())
-        .filter_map(|line| line.split_once(": ").map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())))
+        .filter_map(|line| {
+            line.split_once(": ")
+                .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        })
         .collect();
     let request = Seen { target, headers };
     seen.lock().unwrap().push(request.clone());

