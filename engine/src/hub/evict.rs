@@ -69,15 +69,15 @@ impl Cache {
 
     /// Everything that takes room.
     fn survey(&self) -> Vec<Held> {
-        let entries = children(&self.root.join("entries")).filter_map(|(name, folder)| {
+        let entries = children(&self.root.join("entries")).map(|(name, folder)| {
             let used = open_manifest(&folder).and_then(|file| file.metadata()?.modified());
-            Some(Held {
+            Held {
                 bytes: read_manifest(&folder).map_or_else(|| size_of(&folder), |manifest| manifest.bytes()),
                 key: Key(name),
                 folder,
                 used: used.unwrap_or(SystemTime::UNIX_EPOCH),
                 complete: true,
-            })
+            }
         });
         let partial = children(&self.root.join("partial")).map(|(name, folder)| {
             let reserved = fs::read_to_string(folder.join(RESERVED))

@@ -93,7 +93,7 @@ impl Repo {
         })
     }
 
-    fn serve(self) -> Server {
+    pub(crate) fn serve(self) -> Server {
         Server::start(move |request| self.answer(request))
     }
 }
