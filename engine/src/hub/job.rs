@@ -103,7 +103,7 @@ impl Job<'_> {
         let part = staging.part(&file.name);
         if let (Some(size), Some(sha256)) = (file.size, &file.sha256)
             && !part.exists()
-            && let Some(twin) = self.cache.twin(size, sha256)
+            && let Some(twin) = self.cache.twin(&staging.key, size, sha256)
             && hash_file(&twin).is_ok_and(|found| found == *sha256)
             && fs::hard_link(&twin, &part).is_ok()
         {
