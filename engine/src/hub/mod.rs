@@ -5,7 +5,7 @@
 //! | `source`, `catalogue` | what a source is and how it is written; models known by name; what is in the binary |
 //! | `sources`, `config` | the one face of it all, and its settings |
 //! | `repository`, `local`, `s3`, `wheel`, `index` | a kind of source each; the index is the wheel's |
-//! | `wanted`, `assemble` | which files make a model or an adapter, and fetching them into one entry |
+//! | `wanted`, `job` | which files make a model or an adapter, and fetching them into one entry |
 //! | `http`, `download`, `part` | HTTP with its retries, one resumed download, one file in the making |
 //! | `cache`, `evict`, `revisions` | entries on disk, their limit, what a branch last stood for |
 //! | `failure` | why it failed, and whether something else may help |
@@ -13,7 +13,6 @@
 //! Everything that is fetched is bounded before and while it comes, checked by hash where one is known and by size
 //! where not, and appears in the cache whole or not at all. A credential is sent to the origin it is for and nowhere else.
 
-mod assemble;
 mod cache;
 pub mod catalogue;
 mod config;
@@ -23,6 +22,7 @@ mod failure;
 mod files;
 mod http;
 mod index;
+mod job;
 mod local;
 mod part;
 mod progress;

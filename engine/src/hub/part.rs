@@ -12,16 +12,9 @@ use sha2::{Digest, Sha256};
 use super::{
     cache::FileRecord,
     failure::{Failure, bytes},
+    wanted::RemoteFile,
 };
 use crate::error::Error;
-
-/// What is known of a file before it is fetched.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Expected {
-    pub(super) size: Option<u64>,
-    /// In lower-case hexadecimal.
-    pub(super) sha256: Option<String>,
-}
 
 /// What the server said of the bytes that are there: kept beside them, so that a later attempt can go on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +32,7 @@ pub(super) struct Part {
     hasher: Sha256,
     len: u64,
     limit: u64,
-    expected: Expected,
+    expected: RemoteFile,
     state: State,
     /// Whether bytes of an earlier answer are in it.
     resumed: bool,
@@ -48,7 +41,7 @@ pub(super) struct Part {
 impl Part {
     /// Opens `path` and goes on where an earlier attempt stopped, if what is there can be checked: by an ETag when the
     /// server is asked, or by the hash when all is there. More than `limit` bytes are refused.
-    pub(super) fn open(path: &Path, expected: Expected, limit: u64) -> Result<Self, Failure> {
+    pub(super) fn open(path: &Path, expected: &RemoteFile, limit: u64) -> Result<Self, Failure> {
         if let Some(size) = expected.size
             && size > limit
         {
@@ -67,7 +60,7 @@ impl Part {
             hasher: Sha256::new(),
             len,
             limit,
-            expected,
+            expected: expected.clone(),
             state,
             resumed: len > 0,
         };
@@ -83,6 +76,11 @@ impl Part {
             part.restart()?;
         }
         Ok(part)
+    }
+
+    /// The file's name.
+    pub(super) fn name(&self) -> &str {
+        &self.expected.name
     }
 
     /// Bytes that are there.
@@ -163,33 +161,34 @@ impl Part {
         Ok(())
     }
 
-    /// Checks the whole against what was expected, and that it is on the disk.
-    pub(super) fn finish(mut self, name: &str) -> Result<FileRecord, (Self, String)> {
+    /// Checks the whole against what was expected, and puts it on the disk. The error says what is wrong with the bytes:
+    /// they are to be thrown away.
+    pub(super) fn finish(&mut self) -> Result<FileRecord, String> {
+        let name = &self.expected.name;
         let sha256 = hex::encode(self.hasher.finalize_reset());
-        let fault = if let Some(size) = self.total()
+        if let Some(size) = self.total()
             && size != self.len
         {
-            Some(format!(
+            return Err(format!(
                 "`{name}` should be of {size} bytes and came with {}",
                 self.len
-            ))
-        } else if let Some(expected) = &self.expected.sha256
+            ));
+        }
+        if let Some(expected) = &self.expected.sha256
             && *expected != sha256
         {
-            Some(format!(
+            return Err(format!(
                 "`{name}` should have the SHA-256 {expected} and came with {sha256}"
-            ))
-        } else {
-            self.file.sync_all().err().map(|error| error.to_string())
-        };
-        match fault {
-            Some(fault) => Err((self, fault)),
-            None => Ok(FileRecord {
-                name: name.to_owned(),
-                size: self.len,
-                sha256,
-            }),
+            ));
         }
+        self.file
+            .sync_all()
+            .map_err(|error| format!("`{name}` could not be written: {error}"))?;
+        Ok(FileRecord {
+            name: name.clone(),
+            size: self.len,
+            sha256,
+        })
     }
 
     fn hash_what_is_there(&mut self) -> Result<(), Failure> {
@@ -238,10 +237,11 @@ mod tests {
     /// The SHA-256 of `abc`, from FIPS 180-2, appendix B.1.
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
-    fn expected() -> Expected {
-        Expected {
-            size: Some(3),
-            sha256: Some(ABC.to_owned()),
+    fn file(size: Option<u64>, sha256: Option<&str>) -> RemoteFile {
+        RemoteFile {
+            name: "x".to_owned(),
+            size,
+            sha256: sha256.map(str::to_owned),
         }
     }
 
@@ -249,11 +249,12 @@ mod tests {
     fn goes_on_after_an_interruption() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.part");
-        Part::open(&path, expected(), 10).unwrap().append(b"ab").unwrap();
-        let mut part = Part::open(&path, expected(), 10).unwrap();
+        let abc = file(Some(3), Some(ABC));
+        Part::open(&path, &abc, 10).unwrap().append(b"ab").unwrap();
+        let mut part = Part::open(&path, &abc, 10).unwrap();
         assert_eq!((part.len(), part.resumed()), (2, true));
         part.append(b"c").unwrap();
-        let record = part.finish("x").map_err(|(_, fault)| fault).unwrap();
+        let record = part.finish().unwrap();
         assert_eq!((record.size, record.sha256.as_str()), (3, ABC));
     }
 
@@ -261,27 +262,23 @@ mod tests {
     fn starts_over_when_nothing_can_tell_whether_the_bytes_fit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.part");
-        Part::open(&path, Expected::default(), 10)
-            .unwrap()
-            .append(b"ab")
-            .unwrap();
-        assert_eq!(Part::open(&path, Expected::default(), 10).unwrap().len(), 0);
+        let unknown = file(None, None);
+        Part::open(&path, &unknown, 10).unwrap().append(b"ab").unwrap();
+        assert_eq!(Part::open(&path, &unknown, 10).unwrap().len(), 0);
     }
 
     #[test]
     fn refuses_too_much_and_the_wrong_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.part");
-        assert!(matches!(
-            Part::open(&path, expected(), 2),
-            Err(Failure::Refused(_))
-        ));
-        let mut part = Part::open(&path, Expected::default(), 2).unwrap();
+        let abc = file(Some(3), Some(ABC));
+        assert!(matches!(Part::open(&path, &abc, 2), Err(Failure::Refused(_))));
+        let mut part = Part::open(&path, &file(None, None), 2).unwrap();
         assert!(matches!(part.append(b"abc"), Err(Failure::Refused(_))));
 
-        let mut part = Part::open(&path, expected(), 10).unwrap();
+        let mut part = Part::open(&path, &abc, 10).unwrap();
         part.append(b"abd").unwrap();
-        let (_, fault) = part.finish("x").err().unwrap();
+        let fault = part.finish().unwrap_err();
         assert!(fault.contains(ABC), "{fault}");
     }
 }

@@ -6,13 +6,12 @@ use reqwest::Url;
 use serde::Deserialize;
 
 use super::{
-    Progress, Source, SourcesConfig,
-    assemble::Assembly,
+    Source, SourcesConfig,
     cache::{Cache, Key},
     config::host_of,
     failure::Failure,
     http::{Authorization, Http, Request, parse_address},
-    part::Expected,
+    job::Job,
     revisions::Revision,
     wanted::{INDEX, Kind, RemoteFile, shards},
 };
@@ -86,73 +85,63 @@ impl Info {
 impl Repository<'_> {
     /// Fetches the files at the revision, or takes them from a cache. A branch is looked up each time; when the hub is
     /// out of reach, the revision that was last seen does.
-    pub(super) fn fetch(&self, kind: Kind, limit: u64, progress: &dyn Progress) -> Result<PathBuf, Failure> {
+    pub(super) fn fetch(&self, job: &Job<'_>) -> Result<PathBuf, Failure> {
         // A commit never changes.
         if self.revision.is_some_and(is_commit)
-            && let Some((files, _)) = self.cached(kind)?
+            && let Some((files, _)) = self.cached(job.kind)?
         {
             return Ok(files);
         }
         let info = match self.look_up() {
             Ok(info) => info,
             Err(Failure::Unreachable(reason)) => {
-                let Some((files, commit)) = self.cached(kind)? else {
+                let Some((files, commit)) = self.cached(job.kind)? else {
                     return Err(Failure::Unreachable(reason));
                 };
                 let commit = &commit[..commit.len().min(12)];
-                progress.say(&format!(
-                    "{reason}; using commit {commit} of `{}`, which is cached",
-                    self.repo
+                let repo = self.repo;
+                job.progress.say(&format!(
+                    "{reason}; using commit {commit} of `{repo}`, which is cached"
                 ));
                 return Ok(files);
             }
             Err(failure) => return Err(failure),
         };
-        let there = info.files();
-        let key = self.key(kind, &info.sha);
-        let known = match self.cache.entry(&key)? {
-            Some(files) => Some(files),
-            None => self.of_hub_tools(kind, &info.sha, Some(&there)),
-        };
-        let files = match known {
-            Some(files) => {
-                if info.is_gated() {
-                    self.prove_access(kind.config(), &info.sha)?;
-                }
-                files
-            }
-            None => {
-                let assembly = Assembly {
-                    cache: self.cache,
-                    kind,
-                    limit,
-                    progress,
-                };
-                let origin = format!("hub:{}@{}", self.repo, info.sha);
-                assembly.run(&key, &origin, &there, &|file, path, left| {
-                    let expected = Expected {
-                        size: file.size,
-                        sha256: file.sha256.clone(),
-                    };
-                    let request = self.request(self.file_url(&info.sha, &file.name)?);
-                    let fetched = self
-                        .http
-                        .download(&request, &file.name, path, expected, left, progress);
-                    fetched.map_err(|failure| self.explain(failure))
-                })?
-            }
-        };
-        let sent = self.token();
+        let files = self.files_at(&info, job)?;
         self.cache.remember(
             self.source,
             Revision {
                 source: self.source.to_string(),
-                public: !info.is_gated() && info.private.unwrap_or(sent.is_some()) == false,
+                // Where the hub does not say, it is public if it was shown to somebody without a token.
+                public: !info.is_gated() && !info.private.unwrap_or(self.token().is_some()),
                 version: info.sha,
                 operator: self.credential.is_none(),
             },
         );
         Ok(files)
+    }
+
+    /// The files at a commit that the hub has shown to this caller.
+    fn files_at(&self, info: &Info, job: &Job<'_>) -> Result<PathBuf, Failure> {
+        let there = info.files();
+        let key = self.key(job.kind, &info.sha);
+        let known = match self.cache.entry(&key)? {
+            Some(files) => Some(files),
+            None => self.of_hub_tools(job.kind, &info.sha, Some(&there)),
+        };
+        if let Some(files) = known {
+            if info.is_gated() {
+                self.prove_access(job.kind.config(), &info.sha)?;
+            }
+            return Ok(files);
+        }
+        let origin = format!("hub:{}@{}", self.repo, info.sha);
+        job.choose(&key, &origin, &there, &|file, path, left| {
+            let request = self.request(self.file_url(&info.sha, &file.name)?);
+            self.http
+                .download(&request, file, path, left, job.progress)
+                .map_err(|failure| self.explain(failure))
+        })
     }
 
     /// Whether the caller may see the repository, by the hub's own word; without it, only what is known to be public.

@@ -11,11 +11,11 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Files, Progress, Source, SourcesConfig,
-    assemble::Assembly,
-    cache::{Cache, Claim, FileRecord, Key, Manifest},
+    cache::{Cache, Claim, FileRecord, Key},
     failure::{Failure, deepest},
     http::{is_loopback, parse_address},
-    part::{Expected, Part, State},
+    job::{FetchFile, Job},
+    part::{Part, State},
     revisions::Revision,
     wanted::{Kind, RemoteFile},
 };
@@ -32,13 +32,13 @@ pub(super) struct Prefix<'a> {
 impl Prefix<'_> {
     /// Fetches the objects, or takes them from the cache: they are listed each time, and fetched again when one of
     /// them changed. When S3 is out of reach, what was last fetched does.
-    pub(super) fn fetch(&self, kind: Kind, limit: u64, progress: &dyn Progress) -> Result<Files, Failure> {
-        match self.fetch_listed(kind, limit, progress) {
-            Err(Failure::Unreachable(reason)) => match self.cached(kind)? {
+    pub(super) fn fetch(&self, job: &Job<'_>) -> Result<Files, Failure> {
+        match self.fetch_listed(job) {
+            Err(Failure::Unreachable(reason)) => match self.cached(job.kind)? {
                 Some(files) => {
-                    progress.say(&format!(
-                        "{reason}; using the files of `{}` that are cached",
-                        self.source
+                    let source = self.source;
+                    job.progress.say(&format!(
+                        "{reason}; using the files of `{source}` that are cached"
                     ));
                     Ok(files)
                 }
@@ -57,7 +57,7 @@ impl Prefix<'_> {
         Ok(folder.map(|folder| self.files(folder)))
     }
 
-    fn fetch_listed(&self, kind: Kind, limit: u64, progress: &dyn Progress) -> Result<Files, Failure> {
+    fn fetch_listed(&self, job: &Job<'_>) -> Result<Files, Failure> {
         if self.config.offline {
             return Err(Failure::Unreachable("the server is set to be offline".to_owned()));
         }
@@ -67,34 +67,18 @@ impl Prefix<'_> {
             .enable_all()
             .build()
             .map_err(|error| crate::Error::io("the runtime for S3", error))?;
-        let objects = runtime.block_on(self.list(&store))?;
-        let version = version_of(&objects);
-        let key = self.key(kind, &version);
+        let objects = runtime.block_on(self.list(&store, job.kind))?;
         let fetch = |file: &RemoteFile, path: &Path, left: u64| {
             let object = objects
                 .iter()
                 .find(|object| object.location.filename() == Some(&file.name));
             let object = object.ok_or_else(|| Failure::NotFound(format!("`{}` is not listed", file.name)))?;
-            let target = Target {
-                name: &file.name,
-                path,
-                limit: left,
-                progress,
-            };
-            runtime.block_on(self.download(&store, object, &target))
+            let part = Part::open(path, file, left)?;
+            runtime.block_on(self.download(&store, object, part, job.progress))
         };
         let there: Vec<_> = objects.iter().filter_map(remote_file).collect();
-        let folder = if self.is_gguf() {
-            self.fetch_one(&key, &there, limit, progress, &fetch)?
-        } else {
-            let assembly = Assembly {
-                cache: self.cache,
-                kind,
-                limit,
-                progress,
-            };
-            assembly.run(&key, &self.source.to_string(), &there, &fetch)?
-        };
+        let version = version_of(&objects);
+        let folder = self.bring(job, &version, &there, &fetch)?;
         self.cache.remember(
             self.source,
             Revision {
@@ -107,28 +91,22 @@ impl Prefix<'_> {
         Ok(self.files(folder))
     }
 
-    /// One GGUF object.
-    fn fetch_one(
+    fn bring(
         &self,
-        key: &Key,
+        job: &Job<'_>,
+        version: &str,
         there: &[RemoteFile],
-        limit: u64,
-        progress: &dyn Progress,
-        fetch: &super::assemble::FetchFile<'_>,
+        fetch: &FetchFile<'_>,
     ) -> Result<PathBuf, Failure> {
-        let staging = match self.cache.claim(key, progress)? {
-            Claim::Ready(folder) => return Ok(folder),
-            Claim::Empty(staging) => staging,
-        };
-        let mut files = Vec::new();
-        for file in there {
-            staging.reserve(file.size.unwrap_or(0))?;
-            files.push(fetch(file, &staging.part(&file.name), limit)?);
+        let key = self.key(job.kind, version);
+        let origin = self.source.to_string();
+        if !self.is_gguf() {
+            return job.choose(&key, &origin, there, fetch);
         }
-        staging.commit(&Manifest {
-            origin: self.source.to_string(),
-            files,
-        })
+        match self.cache.claim(&key, job.progress)? {
+            Claim::Ready(folder) => Ok(folder),
+            Claim::Empty(staging) => job.bring(staging, &origin, there, fetch),
+        }
     }
 
     fn is_gguf(&self) -> bool {
@@ -193,16 +171,28 @@ impl Prefix<'_> {
     }
 
     /// The objects of the prefix itself, not of what lies deeper, in the order of their names.
-    async fn list(&self, store: &AmazonS3) -> Result<Vec<ObjectMeta>, Failure> {
+    async fn list(&self, store: &AmazonS3, kind: Kind) -> Result<Vec<ObjectMeta>, Failure> {
         let prefix = object_store::path::Path::from(self.prefix);
         let mut objects = if self.is_gguf() {
             vec![store.head(&prefix).await.map_err(|error| self.explain(error))?]
         } else {
-            store
-                .list_with_delimiter(Some(&prefix))
-                .await
-                .map_err(|error| self.explain(error))?
-                .objects
+            match store.list_with_delimiter(Some(&prefix)).await {
+                Ok(listed) => listed.objects,
+                // The library tells apart why an object, not why a listing was refused.
+                Err(error) => {
+                    let refusal = match store.head(&prefix.join(kind.config())).await {
+                        Ok(_) => Failure::Forbidden(format!(
+                            "the server's keys may read bucket `{}` but not list it",
+                            self.bucket
+                        )),
+                        Err(other) => self.explain(other),
+                    };
+                    return Err(match refusal {
+                        Failure::Unreachable(_) => self.explain(error),
+                        refusal => refusal,
+                    });
+                }
+            }
         };
         objects.retain(|object| object.location.filename().is_some_and(matters));
         objects.sort_by(|one, other| one.location.cmp(&other.location));
@@ -219,13 +209,9 @@ impl Prefix<'_> {
         &self,
         store: &AmazonS3,
         object: &ObjectMeta,
-        target: &Target<'_>,
+        mut part: Part,
+        progress: &dyn Progress,
     ) -> Result<FileRecord, Failure> {
-        let expected = Expected {
-            size: Some(object.size),
-            sha256: None,
-        };
-        let mut part = Part::open(target.path, expected, target.limit)?;
         if part.validator() != object.e_tag.as_deref() {
             part.restart()?;
         }
@@ -233,11 +219,11 @@ impl Prefix<'_> {
             validator: object.e_tag.clone(),
             total: Some(object.size),
         })?;
-        target.progress.begin(target.name, Some(object.size), part.len());
+        progress.begin(part.name(), Some(object.size), part.len());
         let mut failures = 0;
         while !part.is_complete() {
             let before = part.len();
-            match self.go_on(store, object, &mut part, target.progress).await {
+            match self.go_on(store, object, &mut part, progress).await {
                 Ok(()) => {}
                 Err(Failure::Unreachable(reason)) => {
                     failures = if part.len() > before { 1 } else { failures + 1 };
@@ -249,9 +235,8 @@ impl Prefix<'_> {
                 Err(failure) => return Err(failure),
             }
         }
-        target.progress.end();
-        part.finish(target.name)
-            .map_err(|(_, fault)| Failure::Refused(fault))
+        progress.end();
+        part.finish().map_err(Failure::Refused)
     }
 
     /// One request: the rest of the object, if it is still the one that was listed.
@@ -284,7 +269,7 @@ impl Prefix<'_> {
         let place = format!("bucket `{}`, `{}`", self.bucket, self.prefix);
         match error {
             object_store::Error::NotFound { .. } => {
-                Failure::NotFound(format!("{place}: there is no such object"))
+                Failure::NotFound(format!("{place}: there is no such bucket or object"))
             }
             object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
                 Failure::Forbidden(format!("{place}: the server's keys may not read it"))
@@ -295,14 +280,6 @@ impl Prefix<'_> {
             other => Failure::Unreachable(format!("{place}: {}", deepest(&other))),
         }
     }
-}
-
-/// Where an object goes.
-struct Target<'a> {
-    name: &'a str,
-    path: &'a Path,
-    limit: u64,
-    progress: &'a dyn Progress,
 }
 
 /// Whether a file may be part of a model or an adapter: a changed README changes neither.

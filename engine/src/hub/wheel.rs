@@ -4,6 +4,7 @@
 //! name, so that no path in an archive leads anywhere.
 
 use std::{
+    cell::RefCell,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
@@ -14,13 +15,13 @@ use zip::ZipArchive;
 
 use super::{
     Files, Progress, SourcesConfig,
-    assemble::Assembly,
-    cache::{Cache, Claim, FileRecord, Key, Manifest, Staging},
+    cache::{Cache, Claim, FileRecord, Key, Staging, is_plain_name},
     catalogue::PINNED_WHEELS,
     failure::{Failure, some_names},
     http::{Authorization, Http, Request, parse_address},
     index::{self, Distribution},
-    part::{Expected, Part},
+    job::Job,
+    part::Part,
     wanted::{Kind, RemoteFile},
 };
 use crate::error::Error;
@@ -47,24 +48,20 @@ pub(super) struct Member<'a> {
 
 impl Member<'_> {
     /// Fetches the member, or takes it from the cache: a version never changes.
-    pub(super) fn fetch(&self, kind: Kind, limit: u64, progress: &dyn Progress) -> Result<Files, Failure> {
-        let staging = match self.cache.claim(&self.key(kind), progress)? {
+    pub(super) fn fetch(&self, job: &Job<'_>) -> Result<Files, Failure> {
+        let staging = match self.cache.claim(&self.key(job.kind), job.progress)? {
             Claim::Ready(folder) => return Ok(self.files(folder)),
             Claim::Empty(staging) => staging,
         };
         if self.config.offline {
             return Err(Failure::Unreachable("the server is set to be offline".to_owned()));
         }
-        let wheels = self.wheels()?;
         let mut missing = None;
-        for wheel in wheels.iter().take(TRIED) {
-            let mut archive = self.open(wheel, &staging, limit, progress)?;
-            match self.members(&mut archive)? {
-                Found::File(name) => return self.keep_file(staging, archive, &name, kind, limit),
-                Found::Folder(there) => {
-                    return self.keep_folder(staging, archive, &there, kind, limit, progress);
-                }
+        for wheel in self.wheels()?.iter().take(TRIED) {
+            let archive = self.open(wheel, &staging, job)?;
+            match self.find(&archive)? {
                 Found::Nothing(names) => missing = Some(names),
+                found => return self.keep(found, &archive, staging, job),
             }
         }
         Err(Failure::NotFound(format!(
@@ -144,73 +141,66 @@ impl Member<'_> {
     }
 
     /// Fetches a wheel and checks it.
-    fn open(
-        &self,
-        wheel: &Distribution,
-        staging: &Staging<'_>,
-        limit: u64,
-        progress: &dyn Progress,
-    ) -> Result<ZipArchive<File>, Failure> {
+    fn open(&self, wheel: &Distribution, staging: &Staging<'_>, job: &Job<'_>) -> Result<Archive, Failure> {
+        let filename = &wheel.filename;
         let pinned = PINNED_WHEELS
             .iter()
-            .find(|(package, version, _)| {
-                *package == index::normalise(self.package)
-                    && *version == self.version
-                    && wheel.filename.ends_with("-py3-none-any.whl")
-            })
-            .map(|(_, _, digest)| *digest);
-        if let (Some(pinned), Some(offered)) = (pinned, &wheel.sha256)
+            .find(|(name, _)| name == filename)
+            .map(|(_, digest)| (*digest).to_owned());
+        if let (Some(pinned), Some(offered)) = (&pinned, &wheel.sha256)
             && pinned != offered
         {
             return Err(Failure::Refused(format!(
-                "the index offers `{}` with the SHA-256 {offered}; the one that is known has {pinned}",
-                wheel.filename
+                "the index offers `{filename}` with the SHA-256 {offered}; the one that is known has {pinned}"
             )));
         }
-        let sha256 = wheel.sha256.clone().or_else(|| pinned.map(str::to_owned));
+        let sha256 = wheel.sha256.clone().or(pinned);
         if sha256.is_none() && self.sha256.is_none() {
             return Err(Failure::Refused(format!(
-                "the index gives no SHA-256 for `{}`: write the member's own behind it, `#sha256=...`",
-                wheel.filename
+                "the index gives no SHA-256 for `{filename}`: write the member's own behind it, `#sha256=...`"
             )));
         }
-        let expected = Expected {
-            size: wheel.size,
-            sha256,
-        };
         staging.reserve(wheel.size.unwrap_or(0))?;
         let path = staging.part(PACKAGE);
         let request = self.request(wheel.url.clone())?;
+        let file = RemoteFile {
+            name: filename.clone(),
+            size: wheel.size,
+            sha256,
+        };
         self.http
-            .download(&request, &wheel.filename, &path, expected, limit, progress)?;
+            .download(&request, &file, &path, job.limit, job.progress)?;
         let file = File::open(&path).map_err(|error| Error::io(&path, error))?;
-        ZipArchive::new(file).map_err(|error| not_a_wheel(&error))
+        ZipArchive::new(file)
+            .map(RefCell::new)
+            .map_err(|error| not_a_wheel(&error))
     }
 
     /// What the member's path names in the archive.
-    fn members(&self, archive: &mut ZipArchive<File>) -> Result<Found, Failure> {
+    fn find(&self, archive: &Archive) -> Result<Found, Failure> {
+        let mut archive = archive.borrow_mut();
         let folder = format!("{}/", self.member);
         let mut names = Vec::new();
         let mut inside = Vec::new();
         for at in 0..archive.len() {
             let entry = archive.by_index_raw(at).map_err(|error| not_a_wheel(&error))?;
-            let Ok(name) = entry.name().map(|name| name.into_owned()) else {
+            let Ok(name) = entry.name() else {
                 continue;
             };
+            let file = |name: &str, sha256: Option<&str>| RemoteFile {
+                name: name.to_owned(),
+                size: Some(entry.size()),
+                sha256: sha256.map(str::to_owned),
+            };
             if name == self.member {
-                return Ok(Found::File(name));
+                return Ok(Found::File(file(self.last_name(), self.sha256)));
             }
             if let Some(rest) = name.strip_prefix(&folder)
-                && !rest.is_empty()
-                && !rest.contains('/')
+                && is_plain_name(rest)
             {
-                inside.push(RemoteFile {
-                    name: rest.to_owned(),
-                    size: Some(entry.size()),
-                    sha256: None,
-                });
+                inside.push(file(rest, None));
             }
-            names.push(name);
+            names.push(name.into_owned());
         }
         Ok(if inside.is_empty() {
             Found::Nothing(some_names(names.iter().map(String::as_str)))
@@ -219,58 +209,40 @@ impl Member<'_> {
         })
     }
 
-    fn keep_file(
+    /// Takes out of the archive what was found, and makes it the entry.
+    fn keep(
         &self,
+        found: Found,
+        archive: &Archive,
         staging: Staging<'_>,
-        mut archive: ZipArchive<File>,
-        name: &str,
-        kind: Kind,
-        limit: u64,
+        job: &Job<'_>,
     ) -> Result<Files, Failure> {
-        if kind == Kind::Adapter || !name.ends_with(".gguf") {
-            return Err(Failure::Refused(
-                "a single file is taken as a model in the GGUF format; name the folder of anything else"
-                    .to_owned(),
-            ));
-        }
-        let size = archive.by_name(name).map_err(|error| not_a_wheel(&error))?.size();
-        let wheel = staging.part(PACKAGE).metadata().map_or(0, |data| data.len());
-        staging.reserve(wheel.saturating_add(size))?;
-        let path = staging.part(self.last_name());
-        let sha256 = self.sha256.map(str::to_owned);
-        let record = extract(&mut archive, name, self.last_name(), &path, sha256, limit)?;
-        let folder = staging.commit(&Manifest {
-            origin: self.origin(),
-            files: vec![record],
-        })?;
-        Ok(self.files(folder))
-    }
-
-    fn keep_folder(
-        &self,
-        staging: Staging<'_>,
-        archive: ZipArchive<File>,
-        there: &[RemoteFile],
-        kind: Kind,
-        limit: u64,
-        progress: &dyn Progress,
-    ) -> Result<Files, Failure> {
-        if self.sha256.is_some() {
-            return Err(Failure::Refused(
-                "a folder has no SHA-256: leave `#sha256=` out".to_owned(),
-            ));
-        }
-        let assembly = Assembly {
-            cache: self.cache,
-            kind,
-            limit,
-            progress,
+        let unpack = |member: &str, file: &RemoteFile, path: &Path, left: u64| {
+            unpack(&mut archive.borrow_mut(), member, file, path, left, job.progress)
         };
-        let archive = std::cell::RefCell::new(archive);
-        let folder = assembly.fill(staging, &self.origin(), there, &|file, path, left| {
-            let name = format!("{}/{}", self.member, file.name);
-            extract(&mut archive.borrow_mut(), &name, &file.name, path, None, left)
-        })?;
+        let folder = match found {
+            Found::File(file) if job.kind == Kind::Model && file.name.ends_with(".gguf") => {
+                job.bring(staging, &self.origin(), &[file], &|file, path, left| {
+                    unpack(self.member, file, path, left)
+                })?
+            }
+            Found::Folder(there) if self.sha256.is_none() => {
+                job.choose_into(staging, &self.origin(), &there, &|file, path, left| {
+                    unpack(&format!("{}/{}", self.member, file.name), file, path, left)
+                })?
+            }
+            Found::File(_) => {
+                return Err(Failure::Refused(
+                    "a single file is taken as a model in the GGUF format; name the folder of anything else"
+                        .to_owned(),
+                ));
+            }
+            Found::Folder(_) | Found::Nothing(_) => {
+                return Err(Failure::Refused(
+                    "a folder has no SHA-256: leave `#sha256=` out".to_owned(),
+                ));
+            }
+        };
         Ok(self.files(folder))
     }
 
@@ -290,47 +262,46 @@ impl Member<'_> {
     }
 }
 
+/// An open wheel. Taking something out moves in the file, hence the cell.
+type Archive = RefCell<ZipArchive<File>>;
+
 /// What a path names in an archive.
 enum Found {
-    /// A file, by its name in the archive.
-    File(String),
-    /// A folder with these files.
+    File(RemoteFile),
+    /// These files are in the folder.
     Folder(Vec<RemoteFile>),
-    /// Nothing; the names that there are, in words.
+    /// The names that there are, in words.
     Nothing(String),
 }
 
 /// Unpacks `member` to `path`: never more than it says it is, and never more than `limit`.
-fn extract(
+fn unpack(
     archive: &mut ZipArchive<File>,
     member: &str,
-    name: &str,
+    file: &RemoteFile,
     path: &Path,
-    sha256: Option<String>,
     limit: u64,
+    progress: &dyn Progress,
 ) -> Result<FileRecord, Failure> {
-    let entry = archive.by_name(member).map_err(|error| not_a_wheel(&error))?;
-    let expected = Expected {
-        size: Some(entry.size()),
-        sha256,
-    };
-    let mut part = Part::open(path, expected, limit)?;
+    let mut part = Part::open(path, file, limit)?;
     part.restart()?;
+    let entry = archive.by_name(member).map_err(|error| not_a_wheel(&error))?;
+    progress.begin(&file.name, file.size, 0);
     // One byte more than it should have shows that it has more.
-    let mut entry_bytes = entry.take(part.total().unwrap_or(limit).saturating_add(1));
+    let mut bytes = entry.take(file.size.unwrap_or(limit).saturating_add(1));
     let mut chunk = vec![0; 1 << 16];
     loop {
-        match entry_bytes.read(&mut chunk) {
-            Ok(0) => break,
-            Ok(count) => part.append(&chunk[..count])?,
-            Err(error) => {
-                return Err(Failure::Refused(format!(
-                    "`{member}` cannot be unpacked: {error}"
-                )));
-            }
+        let count = bytes
+            .read(&mut chunk)
+            .map_err(|error| Failure::Refused(format!("`{member}` cannot be unpacked: {error}")))?;
+        if count == 0 {
+            break;
         }
+        part.append(&chunk[..count])?;
+        progress.advance(count as u64);
     }
-    part.finish(name).map_err(|(_, fault)| Failure::Refused(fault))
+    progress.end();
+    part.finish().map_err(Failure::Refused)
 }
 
 fn not_a_wheel(error: &zip::result::ZipError) -> Failure {

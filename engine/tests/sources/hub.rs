@@ -93,7 +93,7 @@ impl Repo {
         })
     }
 
-    fn serve(self) -> Server {
+    pub(crate) fn serve(self) -> Server {
         Server::start(move |request| self.answer(request))
     }
 }
@@ -290,7 +290,7 @@ fn a_file_that_is_listed_and_not_there_is_not_found() {
 #[test]
 fn a_silent_hub_costs_its_time_limit_once() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(|_| Answer::ok("{}").after(Duration::from_secs(3)));
+    let server = Server::start(|_| Answer::ok("{}").after(Duration::from_secs(5)));
     let sources = sources(at(&server, folder.path()));
     let begun = Instant::now();
     let error = sources
@@ -298,12 +298,9 @@ fn a_silent_hub_costs_its_time_limit_once() {
         .unwrap_err();
     let (reason, not_found, forbidden) = fetch_error(error);
     assert!(reason.contains("in time") && !not_found && !forbidden, "{reason}");
-    // The limit of `config` is 0.5 s; a second attempt would double it.
-    assert!(
-        begun.elapsed() < Duration::from_millis(950),
-        "{:?}",
-        begun.elapsed()
-    );
+    // The limit of `config` is 0.5 s; the rest is for a machine with much else to do.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert_eq!(server.seen().len(), 1);
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! The sources of models and adapters against servers on loopback, each playing its part as its documentation says.
 
+// Helpers of tests are tests.
+#![allow(clippy::unwrap_used)]
+
 mod cache;
 mod hub;
 mod local;
@@ -101,4 +104,25 @@ impl Progress for Noted {
     fn say(&self, message: &str) {
         self.said.lock().unwrap().push(message.to_owned());
     }
+}
+
+/// An asynchronous host: the calls block on a thread made for that, and dropping the sources is fine anywhere.
+#[test]
+fn an_asynchronous_host_fetches_on_blocking_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = hub::Repo::adapter(b"weights").serve();
+    let sources = sources(SourcesConfig {
+        hub_endpoint: server.address(),
+        ..config(folder.path())
+    });
+    tokio::runtime::Builder::new_multi_thread()
+        .build()
+        .unwrap()
+        .block_on(async move {
+            let shared = sources.clone();
+            let fetch =
+                move || shared.fetch_adapter(&hub::hub("org/name"), None, &heddle_engine::hub::Silent);
+            tokio::task::spawn_blocking(fetch).await.unwrap().unwrap();
+            drop(sources);
+        });
 }

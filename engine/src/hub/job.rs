@@ -1,4 +1,4 @@
-//! A model or an adapter from a source that lists its files: chosen, counted, fetched and put into the cache.
+//! One fetch: what is wanted of a source's files, counted, brought and put into the cache as one entry.
 
 use std::{
     fs,
@@ -14,8 +14,9 @@ use super::{
 };
 use crate::error::Error;
 
-/// What the sources that list their files do alike.
-pub(super) struct Assembly<'a> {
+/// One fetch: what for, into which cache, how much at most, and who watches.
+#[derive(Clone, Copy)]
+pub(super) struct Job<'a> {
     pub(super) cache: &'a Cache,
     pub(super) kind: Kind,
     /// The most bytes of all files together.
@@ -23,12 +24,12 @@ pub(super) struct Assembly<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Fetches one file to a path, with so many bytes at most.
+/// Brings one file to a path, with so many bytes at most. How is the source's own business.
 pub(super) type FetchFile<'a> = dyn Fn(&RemoteFile, &Path, u64) -> Result<FileRecord, Failure> + 'a;
 
-impl Assembly<'_> {
-    /// The folder with the files of `there` that are wanted, from the cache or fetched now.
-    pub(super) fn run(
+impl Job<'_> {
+    /// The folder with those files of `there` that make what is wanted: from the cache, or brought now.
+    pub(super) fn choose(
         &self,
         key: &Key,
         origin: &str,
@@ -37,12 +38,12 @@ impl Assembly<'_> {
     ) -> Result<PathBuf, Failure> {
         match self.cache.claim(key, self.progress)? {
             Claim::Ready(files) => Ok(files),
-            Claim::Empty(staging) => self.fill(staging, origin, there, fetch),
+            Claim::Empty(staging) => self.choose_into(staging, origin, there, fetch),
         }
     }
 
     /// The same for an entry that was claimed.
-    pub(super) fn fill(
+    pub(super) fn choose_into(
         &self,
         staging: Staging<'_>,
         origin: &str,
@@ -50,33 +51,42 @@ impl Assembly<'_> {
         fetch: &FetchFile<'_>,
     ) -> Result<PathBuf, Failure> {
         let mut wanted = self.kind.choose(there)?;
-        self.check(&wanted)?;
-        let mut records = Vec::new();
-        let mut left = self.limit;
-        // The index first: it says what else is wanted.
-        if let Some(at) = wanted.iter().position(|file| file.name == INDEX) {
-            let record = self.one(&staging, &wanted.remove(at), left, fetch)?;
-            left -= record.size;
-            records.push(record);
+        self.check_size(&wanted)?;
+        if let Some(index) = wanted.iter().find(|file| file.name == INDEX) {
+            // It says what else is wanted. The part stays, so that it is not brought again below.
+            self.one(&staging, index, self.limit, fetch)?;
             let path = staging.part(INDEX);
-            let index = fs::read(&path).map_err(|error| Error::io(path, error))?;
-            wanted.extend(shards(&index, there)?);
-            self.check(&wanted)?;
+            let text = fs::read(&path).map_err(|error| Error::io(path, error))?;
+            wanted.extend(shards(&text, there)?);
         }
-        staging.reserve(self.limit - left + known_bytes(&wanted))?;
-        for file in &wanted {
+        self.bring(staging, origin, &wanted, fetch)
+    }
+
+    /// Brings exactly these files.
+    pub(super) fn bring(
+        &self,
+        staging: Staging<'_>,
+        origin: &str,
+        wanted: &[RemoteFile],
+        fetch: &FetchFile<'_>,
+    ) -> Result<PathBuf, Failure> {
+        self.check_size(wanted)?;
+        staging.reserve(known_bytes(wanted))?;
+        let mut files = Vec::new();
+        let mut left = self.limit;
+        for file in wanted {
             let record = self.one(&staging, file, left, fetch)?;
             left -= record.size;
-            records.push(record);
+            files.push(record);
         }
         staging.commit(&Manifest {
             origin: origin.to_owned(),
-            files: records,
+            files,
         })
     }
 
-    /// Refuses what is too large before anything of it is fetched.
-    fn check(&self, wanted: &[RemoteFile]) -> Result<(), Failure> {
+    /// Refuses what is too large before anything of it is brought.
+    fn check_size(&self, wanted: &[RemoteFile]) -> Result<(), Failure> {
         match known_bytes(wanted) {
             bytes if bytes > self.limit => Err(too_large(bytes, self.limit)),
             _ => Ok(()),
@@ -93,7 +103,7 @@ impl Assembly<'_> {
         let part = staging.part(&file.name);
         if let (Some(size), Some(sha256)) = (file.size, &file.sha256)
             && !part.exists()
-            && let Some(twin) = self.cache.twin(size, sha256)
+            && let Some(twin) = self.cache.twin(&staging.key, size, sha256)
             && hash_file(&twin).is_ok_and(|found| found == *sha256)
             && fs::hard_link(&twin, &part).is_ok()
         {
