@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use super::{
-    CheckReport, InstallReport, Role, Rung, SlotConfig, Verdict,
+    CheckReport, InstallReport, Rung, SlotConfig, Verdict,
     audit::{Action, Event},
     check, load,
     plugin::Settings,
@@ -74,14 +74,14 @@ impl Attempt {
             attempt.check.accepted = true;
             return attempt;
         }
-        let (settings, must, revision) = match settings(shared, wish.slot) {
+        let (settings, revision) = match settings(shared, wish.slot) {
             Ok(settings) => settings,
             Err(error) => {
                 attempt.refuse(Refusal::new(Rung::Contract, error.to_string()));
                 return attempt;
             }
         };
-        let (check, plugin) = load::load(bytes, &settings, &must, Some(&shared.cache));
+        let (check, plugin) = load::load(bytes, &settings, Some(&shared.cache));
         attempt.check = check;
         match plugin {
             Ok(plugin) => {
@@ -212,13 +212,9 @@ pub(super) fn commit(shared: &Shared, attempts: &mut [Attempt], commit: bool) {
 }
 
 /// What holds for a slot, and its revision; the defaults for one that there is not yet.
-fn settings(shared: &Shared, slot: &str) -> Result<(Arc<Settings>, Vec<Role>, Option<u64>)> {
+fn settings(shared: &Shared, slot: &str) -> Result<(Arc<Settings>, Option<u64>)> {
     match shared.registry().slots.get(slot) {
-        Some(slot) => Ok((Arc::clone(&slot.settings), slot.must.clone(), Some(slot.revision))),
-        None => Ok((
-            Arc::new(check::settings(slot, &SlotConfig::default())?),
-            Vec::new(),
-            None,
-        )),
+        Some(slot) => Ok((Arc::clone(&slot.settings), Some(slot.revision))),
+        None => Ok((Arc::new(check::settings(slot, &SlotConfig::default())?), None)),
     }
 }

@@ -20,32 +20,32 @@ macro_rules! builtins {
 }
 
 /// All of them.
-pub(super) const BUILTINS: &[Builtin] = builtins!["auth-token", "openai", "stop"];
+pub(super) const BUILTINS: &[Builtin] = builtins!["openai", "auth-token", "stop"];
 
 /// A slot that is there without being configured.
 pub(super) struct DefaultSlot {
     pub slot: &'static str,
     pub component: &'static str,
-    /// What any component of the slot must be able to do: a server without it would serve nothing, or to nobody.
-    pub must: Role,
+    /// What the slot is for: any component in it must have this role.
+    pub role: Role,
 }
 
 /// The slots that every server has.
 pub(super) const DEFAULT_SLOTS: &[DefaultSlot] = &[
     DefaultSlot {
-        slot: "auth",
-        component: "auth-token",
-        must: Role::Auth,
-    },
-    DefaultSlot {
         slot: "openai",
         component: "openai",
-        must: Role::Protocol,
+        role: Role::Protocol,
+    },
+    DefaultSlot {
+        slot: "auth",
+        component: "auth-token",
+        role: Role::Auth,
     },
     DefaultSlot {
         slot: "stop",
         component: "stop",
-        must: Role::Stop,
+        role: Role::Stop,
     },
 ];
 

@@ -16,6 +16,9 @@ use super::{
 };
 use crate::error::{Error, Result};
 
+/// How wasmtime says that a call carried more data than the store allows; it has no type for it.
+const DATA_EXHAUSTED: &str = "fuel allocated for hostcalls";
+
 /// How long a call may take.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Budget {
@@ -186,7 +189,15 @@ pub(super) fn failure(
         "it holds too many handles".to_owned()
     } else {
         // Texts of wasmtime's, which tell of sizes and indices and never of contents.
-        error.root_cause().to_string()
+        match error.root_cause().to_string() {
+            cause if cause.contains(DATA_EXHAUSTED) => {
+                format!(
+                    "it handed over more than {} KiB in one call",
+                    settings.limits.data_kib
+                )
+            }
+            cause => cause,
+        }
     };
     if state.limiter.refused {
         reason = format!(

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::{
-    CheckReport, Limits, SlotConfig,
+    CheckReport, Limits, Role, SlotConfig,
+    builtin::DEFAULT_SLOTS,
     grants::Grants,
     load,
     plugin::Settings,
@@ -28,7 +29,7 @@ pub fn check(bytes: &[u8], grants: Option<&[String]>, limits: &Limits) -> CheckR
 /// The same for a component that is to go into a slot, with the configuration of that slot.
 pub fn check_with(slot: &str, bytes: &[u8], config: &SlotConfig) -> CheckReport {
     match settings(slot, config) {
-        Ok(settings) => load::load(&bytes.into(), &Arc::new(settings), &[], None).0,
+        Ok(settings) => load::load(&bytes.into(), &Arc::new(settings), None).0,
         Err(error) => {
             let mut report = CheckReport {
                 digest: load::digest(bytes),
@@ -73,9 +74,25 @@ pub(super) fn settings(slot: &str, config: &SlotConfig) -> Result<Settings> {
         slot: slot.to_owned(),
         config: json,
         grants: Grants::parse(config.grants.as_deref())?,
+        roles: roles(slot, config.roles.as_deref())?,
         permits: Arc::new(Semaphore::new(limits.concurrency)),
         limits,
     })
+}
+
+fn roles(slot: &str, configured: Option<&[Role]>) -> Result<Option<Vec<Role>>> {
+    let default = DEFAULT_SLOTS.iter().find(|default| default.slot == slot);
+    match (configured, default) {
+        (None, default) => Ok(default.map(|default| vec![default.role])),
+        (Some([]), _) => Err(Error::Config(format!(
+            "[plugins.slots.{slot}]: `roles` is empty, so that nothing of the component would be used"
+        ))),
+        (Some(roles), Some(default)) if !roles.contains(&default.role) => Err(Error::Config(format!(
+            "[plugins.slots.{slot}]: `roles` has to hold `{}`, which this slot is for",
+            default.role.name()
+        ))),
+        (Some(roles), _) => Ok(Some(roles.to_vec())),
+    }
 }
 
 #[cfg(test)]
@@ -111,6 +128,21 @@ mod tests {
             let failed = report.failed().unwrap();
             assert!(failed.note.as_ref().unwrap().contains(name), "{report}");
         }
+    }
+
+    #[test]
+    fn a_default_slot_uses_the_role_that_it_is_for() {
+        assert_eq!(roles("auth", None).unwrap(), Some(vec![Role::Auth]));
+        assert_eq!(roles("other", None).unwrap(), None);
+        let both = [Role::Auth, Role::Stop];
+        assert_eq!(roles("auth", Some(&both)).unwrap(), Some(both.to_vec()));
+        assert!(
+            roles("stop", Some(&[Role::Auth]))
+                .unwrap_err()
+                .to_string()
+                .contains("`stop`")
+        );
+        assert!(roles("other", Some(&[])).is_err());
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::Deserialize;
 
+use super::Role;
+
 /// Slots by name, and what holds for all of them. The default slots are `openai`, `auth` (the component `auth-token`)
 /// and `stop`, each from the binary.
 #[derive(Debug, Clone, Deserialize)]
@@ -33,6 +35,9 @@ impl Default for PluginsConfig {
 pub struct SlotConfig {
     /// A component that ships (`auth-token`), or a file (`./my-auth.wasm`). None keeps what ships under the slot's name.
     pub component: Option<String>,
+    /// The roles that are used of the component: `auth`, `protocol`, `stop`. None is all that it has; in the default
+    /// slots it is the one that the slot is for.
+    pub roles: Option<Vec<Role>>,
     /// Handed to `configure`.
     pub config: toml::Table,
     /// `log` (granted unless `grants` is given), `clock`, `random`, `reveal-credential`.

@@ -1,7 +1,7 @@
 //! What a file is, before anything in it runs: a component, its exports (the roles it fills) and its imports (what it
 //! asks for), held against the contract and the operator's grants.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use wasmparser::{Encoding, Parser, Payload};
 use wasmtime::{Engine, Precompiled};
 
@@ -18,7 +18,7 @@ pub const MAX_COMPONENT_BYTES: usize = 64 << 20;
 const BY_ROLE: [&str; 3] = ["http", "access", "generation"];
 
 /// What a component can do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Decides who may do what.

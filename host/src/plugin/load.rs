@@ -34,11 +34,10 @@ const MAX_ROUTES: usize = 256;
 const MAX_WORD: usize = 64;
 const MAX_SENTENCE: usize = 400;
 
-/// Climbs on the background thread. `must` are roles that the slot needs filled.
+/// Climbs on the background thread.
 pub(super) fn load(
     bytes: &Arc<[u8]>,
     settings: &Arc<Settings>,
-    must: &[Role],
     cache: Option<&Arc<Cache>>,
 ) -> (CheckReport, Result<Plugin, Refusal>) {
     let mut report = CheckReport {
@@ -51,7 +50,6 @@ pub(super) fn load(
         bytes: Arc::clone(bytes),
         digest: report.digest.clone(),
         settings: Arc::clone(settings),
-        must: must.to_vec(),
         cache: cache.cloned(),
         log: Arc::new(PluginLog::new(&settings.slot)),
     };
@@ -84,7 +82,6 @@ struct Candidate {
     bytes: Arc<[u8]>,
     digest: String,
     settings: Arc<Settings>,
-    must: Vec<Role>,
     cache: Option<Arc<Cache>>,
     log: Arc<PluginLog>,
 }
@@ -144,7 +141,10 @@ impl Candidate {
         report.imports.clone_from(&shape.imports);
         report.roles.clone_from(&shape.roles);
         contract::check_imports(&shape, self.settings.grants, &self.settings.slot).map_err(refuse)?;
-        match self.must.iter().find(|role| !shape.roles.contains(role)) {
+        let Some(wanted) = &self.settings.roles else {
+            return Ok(shape);
+        };
+        match wanted.iter().find(|role| !shape.roles.contains(role)) {
             Some(role) => Err(refuse(format!(
                 "the slot `{}` needs a component with the role `{}`; this one has {}",
                 self.settings.slot,
@@ -156,7 +156,10 @@ impl Candidate {
                     .collect::<Vec<_>>()
                     .join(", ")
             ))),
-            None => Ok(shape),
+            None => Ok(Shape {
+                roles: wanted.clone(),
+                ..shape
+            }),
         }
     }
 
@@ -484,14 +487,10 @@ mod tests {
             config: "{}".into(),
             grants: Grants::default(),
             limits: Limits::default(),
+            roles: None,
             permits: Arc::new(Semaphore::new(4)),
         };
-        load(
-            &std::fs::read(path).unwrap().into(),
-            &Arc::new(settings),
-            &[],
-            None,
-        )
+        load(&std::fs::read(path).unwrap().into(), &Arc::new(settings), None)
     }
 
     #[test]

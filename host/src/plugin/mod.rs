@@ -16,6 +16,7 @@ mod call;
 mod check;
 mod config;
 mod contract;
+mod equality;
 mod files;
 mod grants;
 mod host;

@@ -23,6 +23,8 @@ pub(super) struct Settings {
     pub config: String,
     pub grants: Grants,
     pub limits: Limits,
+    /// The roles that are used, each of which a component must have; none is whatever it has.
+    pub roles: Option<Vec<Role>>,
     /// Instances at work, over all components that the slot has had.
     pub permits: Arc<Semaphore>,
 }

@@ -167,10 +167,9 @@ fn know(shared: &Shared, name: &str, note: impl FnOnce(&mut Slot)) {
         let Ok(settings) = check::settings(name, &SlotConfig::default()) else {
             return;
         };
-        registry.slots.insert(
-            name.to_owned(),
-            Slot::new(Arc::new(settings), Vec::new(), Home::Nowhere),
-        );
+        registry
+            .slots
+            .insert(name.to_owned(), Slot::new(Arc::new(settings), Home::Nowhere));
     }
     if let Some(slot) = registry.slots.get_mut(name) {
         note(slot);
@@ -180,7 +179,7 @@ fn know(shared: &Shared, name: &str, note: impl FnOnce(&mut Slot)) {
 /// Puts the component that a slot had before back. Not the reconciler's: it must not wait for a compilation.
 pub(super) fn rollback(shared: &Shared, name: &str, actor: &str) -> Result<u64> {
     let missing = |what: &str| Error::Config(format!("slot `{name}`: {what}"));
-    let (previous, settings, must, revision) = {
+    let (previous, settings, revision) = {
         let registry = shared.registry();
         let slot = registry
             .slots
@@ -190,12 +189,7 @@ pub(super) fn rollback(shared: &Shared, name: &str, actor: &str) -> Result<u64> 
             .previous
             .clone()
             .ok_or_else(|| missing("it had no component before this one"))?;
-        (
-            previous,
-            Arc::clone(&slot.settings),
-            slot.must.clone(),
-            slot.revision,
-        )
+        (previous, Arc::clone(&slot.settings), slot.revision)
     };
     let Previous {
         digest,
@@ -224,7 +218,7 @@ pub(super) fn rollback(shared: &Shared, name: &str, actor: &str) -> Result<u64> 
         Some(plugin) => Ok(plugin),
         None => match shared.last_good.bytes(&digest) {
             Ok(bytes) => {
-                let (check, plugin) = load::load(&bytes, &settings, &must, Some(&shared.cache));
+                let (check, plugin) = load::load(&bytes, &settings, Some(&shared.cache));
                 attempt.check = check;
                 plugin.map(Arc::new)
             }

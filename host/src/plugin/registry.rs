@@ -11,7 +11,6 @@ use std::{
 use arc_swap::ArcSwap;
 
 use super::{
-    Role,
     audit::Audit,
     cache::Cache,
     lastgood::{LastGood, Saved},
@@ -48,7 +47,6 @@ pub(super) struct Registry {
 /// A slot, whatever is in it. What serves is in the pipeline.
 pub(super) struct Slot {
     pub settings: Arc<Settings>,
-    pub must: Vec<Role>,
     pub home: Home,
     /// What its file held when it was last looked at, taken or not.
     pub tried: Option<String>,
@@ -99,10 +97,9 @@ pub(super) enum NotCommitted {
 }
 
 impl Slot {
-    pub(super) fn new(settings: Arc<Settings>, must: Vec<Role>, home: Home) -> Self {
+    pub(super) fn new(settings: Arc<Settings>, home: Home) -> Self {
         Self {
             settings,
-            must,
             home,
             tried: None,
             stamp: None,
@@ -181,7 +178,7 @@ impl Shared {
             let slot = registry
                 .slots
                 .entry(name.to_owned())
-                .or_insert_with(|| Slot::new(Arc::clone(&ready.plugin.settings), Vec::new(), Home::Nowhere));
+                .or_insert_with(|| Slot::new(Arc::clone(&ready.plugin.settings), Home::Nowhere));
             if let Some(plugin) = serving.plugin(name) {
                 slot.previous = Some(Previous {
                     digest: plugin.digest().to_owned(),

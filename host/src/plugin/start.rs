@@ -120,10 +120,9 @@ fn slots(config: &PluginsConfig, saved: &BTreeMap<String, Saved>) -> Result<BTre
             (None, Some(_)) if folder.contains_key(name) && builtin::find(name).is_none() => Home::Nowhere,
             _ => Home::parse(name, component)?,
         };
-        let must = default.map(|default| default.must).into_iter().collect();
         slots.insert(
             name.to_owned(),
-            Slot::new(Arc::new(check::settings(name, slot)?), must, home),
+            Slot::new(Arc::new(check::settings(name, slot)?), home),
         );
     }
     Ok(slots)
