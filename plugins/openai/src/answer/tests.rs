@@ -1,6 +1,7 @@
 //! Events and what the client reads.
 
 use heddle_plugin::generation::{Alternative, Choice, Prompt};
+use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 
 use super::*;
@@ -393,4 +394,51 @@ fn log_probabilities_keep_step_with_the_text() {
     assert_eq!(tokens_of(" a", vec![t(" a<")], None), json!([" a<"]));
     let stopped = Some(FinishReason::StopSequence(0));
     assert_eq!(tokens_of("", vec![t("end"), t(">")], stopped), json!([]));
+}
+
+proptest! {
+    /// However the text is held back and the events come together, a stream adds up to the document.
+    #[test]
+    fn a_stream_adds_up_to_the_document(
+        pieces in vec("[aé<]{1,3}", 1..12),
+        batches in vec((0_usize..4, 0_usize..6), 0..12),
+        cut in proptest::option::of(0_usize..24),
+    ) {
+        let tokens: Vec<Token> = pieces.iter().map(|piece| token(piece, Some(-1.0))).collect();
+        let whole = pieces.concat();
+        let cut = cut.filter(|&cut| whole.is_char_boundary(cut) && cut < whole.len());
+        let text = &whole[..cut.unwrap_or(whole.len())];
+        let finish = if cut.is_some() { FinishReason::StopSequence(0) } else { FinishReason::Eos };
+
+        let (mut answer, _) = started(Api::Completions, r#""logprobs":0"#, Vec::new());
+        let document = document_of(&mut answer, vec![choice(0, text, tokens.clone(), finish.clone())]);
+        let document = &document["choices"][0];
+
+        // Each batch brings some tokens, and shows as much of the text as it likes of what those tokens hold.
+        let (mut answer, _) = started(Api::Completions, r#""stream":true,"logprobs":0"#, Vec::new());
+        let (mut come, mut shown, mut chunks) = (0, 0, Vec::new());
+        for (new, show) in batches {
+            let next = (come + new).min(tokens.len());
+            let held: usize = pieces[..next].iter().map(String::len).sum();
+            let until = (shown + show).min(held).min(text.len());
+            let until = (shown..=until).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(shown);
+            chunks.extend(read(answer.render(vec![
+                event(0, &text[shown..until], tokens[come..next].to_vec(), None),
+            ])));
+            (come, shown) = (next, until);
+        }
+        chunks.extend(read(answer.render(vec![
+            event(0, &text[shown..], tokens[come..].to_vec(), Some(finish)),
+        ])));
+
+        let field = |name: &str| -> Vec<Value> {
+            let lists = chunks.iter().map(|chunk| chunk["choices"][0]["logprobs"][name].as_array());
+            lists.flatten().flatten().cloned().collect()
+        };
+        for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            prop_assert_eq!(&Value::from(field(name)), &document["logprobs"][name], "{}", name);
+        }
+        let texts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
+        prop_assert_eq!(texts.collect::<String>(), text);
+    }
 }

@@ -3,6 +3,7 @@
 mod faults;
 
 use heddle_plugin::generation::Chat;
+use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::{Api::Chat as C, Api::Completions as P, *};
 
@@ -482,4 +483,32 @@ fn deep_and_long_bodies_are_read_without_harm() {
     let long = format!(r#"{{"model":"m","prompt":[{}7]}}"#, "7,".repeat(200_000));
     let call = parse(P, long.as_bytes()).unwrap();
     assert_eq!(call.prompts, [Prompt::Tokens(vec![7; 200_001])]);
+}
+
+proptest! {
+    /// No body may make the component trap; what the template gets is JSON.
+    #[test]
+    fn no_body_panics(
+        start in select(vec!["", r#"{"model":"m","messages":"#, r#"{"model":"m","prompt":"#]),
+        pieces in vec(select(vec![
+            "{", "}", "[", "]", ",", ":", "\"", "\\", "\\u", "d83e", "\\ud83e\\udd80", "é", "\u{0}", " ", "null", "true",
+            "-", "0", "1e999", "17", "0.5", "\"role\":\"user\"", "\"content\":", "\"type\":\"text\"", "\"text\":", "\"x\"",
+            "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]}", "\"stop\":", "\"logit_bias\":{",
+            "\"chat_template_kwargs\":{", "\"stream\":true",
+        ]), 0..24),
+        broken in vec(any::<u8>(), 0..2),
+    ) {
+        let mut body = format!("{start}{}", pieces.concat()).into_bytes();
+        body.extend(broken);
+        for api in [P, C] {
+            if let Ok(call) = parse(api, &body)
+                && let Prompt::Chat(chat) = &call.prompts[0]
+            {
+                let messages = serde_json::from_str::<serde_json::Value>(&chat.messages);
+                prop_assert!(messages.is_ok_and(|messages| messages.is_array()));
+                let arguments = chat.arguments.as_deref().map(serde_json::from_str::<serde_json::Value>);
+                prop_assert!(arguments.is_none_or(|arguments| arguments.is_ok_and(|value| value.is_object())));
+            }
+        }
+    }
 }
