@@ -21,7 +21,6 @@ use super::{
     tiers::Trash,
 };
 use crate::{
-    batch::DeviceAdapter,
     error::{Error, Result},
     hub::{Files, Source, Sources},
     ids::Generation,
