@@ -12,7 +12,7 @@ use serde_json::json;
 const TOKEN: &str = "operator";
 
 /// A server with an admin API.
-pub fn admin_server(config: &str) -> Server {
+pub(crate) fn admin_server(config: &str) -> Server {
     Server::builder()
         .config(config)
         .env("HEDDLE_ADMIN__LISTEN", "127.0.0.1:0")
@@ -21,12 +21,12 @@ pub fn admin_server(config: &str) -> Server {
 }
 
 /// The root of the repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// A shipped component, or its twin.
-pub fn component(name: &str, twin: bool) -> Vec<u8> {
+pub(crate) fn component(name: &str, twin: bool) -> Vec<u8> {
     let path = if twin {
         root().join(format!("tests/components/{name}-b.wasm"))
     } else {
@@ -36,12 +36,12 @@ pub fn component(name: &str, twin: bool) -> Vec<u8> {
 }
 
 /// Puts a component into a slot.
-pub fn install(server: &Server, slot: &str, bytes: Vec<u8>) -> Answer {
+pub(crate) fn install(server: &Server, slot: &str, bytes: Vec<u8>) -> Answer {
     server.admin("POST", &format!("/admin/plugins/{slot}"), TOKEN, bytes)
 }
 
 /// The server's resident memory.
-pub fn resident_kib(server: &Server) -> u64 {
+pub(crate) fn resident_kib(server: &Server) -> u64 {
     let status =
         std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the server's status");
     let line = status
@@ -55,15 +55,15 @@ pub fn resident_kib(server: &Server) -> u64 {
 }
 
 /// A streamed chat, read to its end.
-pub struct Streamed {
-    pub text: String,
-    pub fingerprints: BTreeSet<String>,
-    pub finish: Option<String>,
-    pub completion_tokens: u64,
+pub(crate) struct Streamed {
+    pub(crate) text: String,
+    pub(crate) fingerprints: BTreeSet<String>,
+    pub(crate) finish: Option<String>,
+    pub(crate) completion_tokens: u64,
 }
 
 /// Streams a chat of exactly `tokens` tokens. Its stop sequence never comes, so that the stop component is at work.
-pub fn stream_chat(server: &Server, prompt: &str, tokens: u32) -> Streamed {
+pub(crate) fn stream_chat(server: &Server, prompt: &str, tokens: u32) -> Streamed {
     let events = server
         .stream(
             "/v1/chat/completions",
