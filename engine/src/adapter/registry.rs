@@ -349,6 +349,8 @@ impl Shared {
         }
         let source = match &request.source {
             Some(kind) => Source::from_request(kind, &request.id)?,
+            // A bare name is a registered one, misspelt; the hub's adapters have an owner: `org/name`.
+            None if !request.id.contains('/') => return Err(unknown()),
             None => Source::from_request(DEFAULT_SOURCE, &request.id).map_err(|_| unknown())?,
         };
         let viewer = Viewer::of(&source, request.credential.as_deref());

@@ -297,15 +297,18 @@ impl Active {
     }
 
     fn finish(&mut self, index: u32, reason: FinishReason) -> Result<(), Gone> {
-        if let Some(mut choice) = self.choices.get_mut(index as usize).and_then(Option::take) {
-            let text = choice.detokenizer.finish();
-            self.send(Event::Finished {
-                choice: index,
-                text,
-                reason,
-                generated: choice.generated,
-            })?;
-        }
+        let Some(choice) = self.choices.get_mut(index as usize).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let event = Event::Finished {
+            choice: index,
+            text: choice.detokenizer.finish(),
+            reason,
+            generated: choice.generated,
+        };
+        // Where nobody hears it, the choice stays, so that the cancellation that follows takes its sequence out.
+        self.send(event)?;
+        self.choices[index as usize] = None;
         Ok(())
     }
 

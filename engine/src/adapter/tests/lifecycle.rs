@@ -297,11 +297,17 @@ fn what_nobody_registered() {
 
     let setup = Setup::new(limits(4));
     settle_clock();
-    // A path is no id at the default source.
-    assert!(matches!(
-        setup.registry.lease(&request(None)),
-        Err(Error::UnknownAdapter(_))
-    ));
+    // Neither a path nor a bare name is an id at the default source.
+    let named = AdapterRequest {
+        id: "nobody".to_owned(),
+        ..request(None)
+    };
+    for request in [request(None), named] {
+        assert!(matches!(
+            setup.registry.lease(&request),
+            Err(Error::UnknownAdapter(_))
+        ));
+    }
     assert!(matches!(
         setup.registry.lease(&request(Some("nowhere"))),
         Err(Error::InvalidRequest { .. })
