@@ -27,7 +27,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Progress, failure::Failure, wanted::Kind};
+use super::{Progress, evict::RESERVED, failure::Failure, wanted::Kind};
 use crate::error::{Error, Result};
 
 /// Files up to this size are hashed when a process first uses them; of larger ones only the size is checked.
@@ -289,7 +289,7 @@ impl Staging<'_> {
     /// Evicts until `bytes` more fit, and notes that they are spoken for.
     pub(super) fn reserve(&self, bytes: u64) -> Result<(), Failure> {
         self.cache.make_room(&self.key, bytes)?;
-        let path = self.folder.join(super::evict::RESERVED);
+        let path = self.folder.join(RESERVED);
         fs::write(&path, bytes.to_string()).map_err(|error| Error::io(path, error))?;
         Ok(())
     }
@@ -325,6 +325,15 @@ impl Staging<'_> {
         build().map_err(|error| Error::io(&target, error))?;
         self.cache.checked().insert(self.key.clone());
         Ok(target.join("files"))
+    }
+}
+
+impl Drop for Staging<'_> {
+    fn drop(&mut self) {
+        // What came stays for the next attempt and counts as what it is; nothing more is spoken for.
+        let _ = fs::remove_file(self.folder.join(RESERVED));
+        // Only where nothing came.
+        let _ = fs::remove_dir(&self.folder);
     }
 }
 

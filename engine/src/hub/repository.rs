@@ -123,16 +123,16 @@ impl Repository<'_> {
 
     /// The files at a commit that the hub has shown to this caller.
     fn files_at(&self, info: &Info, job: &Job<'_>) -> Result<PathBuf, Failure> {
+        // Before anything else: files that are here already are nobody's proof.
+        if info.is_gated() {
+            self.prove_access(job.kind.config(), &info.sha)?;
+        }
         let there = info.files();
         let key = self.key(job.kind, &info.sha);
-        let known = match self.cache.entry(&key)? {
-            Some(files) => Some(files),
-            None => self.of_hub_tools(job.kind, &info.sha, Some(&there)),
-        };
-        if let Some(files) = known {
-            if info.is_gated() {
-                self.prove_access(job.kind.config(), &info.sha)?;
-            }
+        if let Some(files) = self.cache.entry(&key)? {
+            return Ok(files);
+        }
+        if let Some(files) = self.of_hub_tools(job.kind, &info.sha, Some(&there)) {
             return Ok(files);
         }
         let origin = format!("hub:{}@{}", self.repo, info.sha);

@@ -239,25 +239,3 @@ fn processes_that_want_the_same_fetch_it_once() {
     });
     assert_eq!(server.count("adapter_model.safetensors"), 1);
 }
-
-#[test]
-#[ignore = "temporary"]
-fn many() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = any_repository();
-    let sources = sources(at(&server, folder.path()));
-    let files = sources.fetch_adapter(&hub("org/a"), None, &Silent).unwrap();
-    let entry = entry(&files);
-    for n in 0..10_000 {
-        let copy = entry.with_file_name(format!("copy{n}"));
-        fs::create_dir_all(copy.join("files")).unwrap();
-        fs::copy(entry.join("entry.json"), copy.join("entry.json")).unwrap();
-    }
-    for name in ["b", "c", "d"] {
-        let begun = std::time::Instant::now();
-        sources
-            .fetch_adapter(&hub(&format!("org/{name}")), None, &Silent)
-            .unwrap();
-        println!("{:?}", begun.elapsed());
-    }
-}

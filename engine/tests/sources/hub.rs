@@ -249,6 +249,42 @@ fn a_gated_repository_shows_itself_but_not_its_files() {
 }
 
 #[test]
+fn what_is_left_of_somebody_elses_download_is_nobodys_proof() {
+    let folder = tempfile::tempdir().unwrap();
+    let repo = Repo {
+        token: Some("hf_right"),
+        gated: true,
+        ..Repo::adapter(b"weights")
+    };
+    let server = repo.serve();
+    let fetch =
+        |credential| sources(at(&server, folder.path())).fetch_adapter(&hub("org/name"), credential, &Silent);
+    let Files::Folder(files) = fetch(Some("hf_right")).unwrap() else {
+        panic!("a folder");
+    };
+    // As if the process had died with everything there, just before the entry was put in place.
+    let entry = files.parent().unwrap();
+    let partial = folder
+        .path()
+        .join("cache/partial")
+        .join(entry.file_name().unwrap());
+    std::fs::create_dir(&partial).unwrap();
+    let state = |len: usize| json!({"validator": "\"x\"", "total": len}).to_string();
+    for (name, len) in [("adapter_config.json", 8), ("adapter_model.safetensors", 7)] {
+        std::fs::rename(files.join(name), partial.join(format!("{name}.part"))).unwrap();
+        std::fs::write(partial.join(format!("{name}.part.json")), state(len)).unwrap();
+    }
+    std::fs::remove_dir_all(entry).unwrap();
+    for credential in [None, Some("hf_wrong")] {
+        assert!(fetch_error(fetch(credential).unwrap_err()).2);
+    }
+    // Its owner goes on without fetching again.
+    let before = server.count("adapter_model.safetensors");
+    fetch(Some("hf_right")).unwrap();
+    assert_eq!(server.count("adapter_model.safetensors"), before);
+}
+
+#[test]
 fn what_is_not_there_is_not_found() {
     let folder = tempfile::tempdir().unwrap();
     let server = Repo::adapter(b"weights").serve();
