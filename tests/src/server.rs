@@ -107,10 +107,29 @@ impl Builder {
     /// Runs it to its end: for what should not start.
     ///
     /// # Panics
-    /// If it cannot be run.
+    /// If it cannot be run, or does not end by itself.
     pub fn fail(self) -> (ExitStatus, String) {
         let folder = tempfile::tempdir().expect("a folder for the server");
-        let output = self.command(folder.path()).output().expect("heddle runs");
+        let mut child = self
+            .command(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("heddle runs");
+        let start = Instant::now();
+        while child.try_wait().expect("a child").is_none() {
+            if start.elapsed() > PATIENCE {
+                // It is over for the test, whether or not it can be killed.
+                let _ = child.kill();
+                let output = child.wait_with_output().expect("its output");
+                panic!(
+                    "it serves, but should not:\n{}",
+                    String::from_utf8_lossy(&output.stderr)
+                );
+            }
+            sleep(Duration::from_millis(10));
+        }
+        let output = child.wait_with_output().expect("its output");
         (
             output.status,
             String::from_utf8_lossy(&output.stderr).into_owned(),

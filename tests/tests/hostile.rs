@@ -12,6 +12,7 @@ use std::{
 };
 
 use common::{admin_server, component, install, root, stream_chat};
+use heddle_tests::Server;
 use serde_json::json;
 
 /// Modes that show when a request comes: the request ends with an error in the API's shape or the host's.
@@ -48,7 +49,7 @@ fn slot(config: &mut String, mode: &str) {
     let hostile = root().join("tests/components/hostile.wasm");
     write!(
         config,
-        "[plugins.slots.{mode}]\ncomponent = '{}'\nconfig = {{ mode = '{mode}', routes = ['POST /{mode}'] }}\n",
+        "[plugins.slots.{mode}]\ncomponent = '{}'\nroles = ['protocol']\nconfig = {{ mode = '{mode}', routes = ['POST /{mode}'] }}\n",
         hostile.display()
     )
     .expect("a string");
@@ -57,7 +58,7 @@ fn slot(config: &mut String, mode: &str) {
 #[test]
 fn sixteen_streams_run_on_undisturbed() {
     let mut config = String::new();
-    for mode in AT_WORK.iter().chain(&REFUSED) {
+    for mode in AT_WORK {
         slot(&mut config, mode);
     }
     let server = admin_server(&config);
@@ -135,6 +136,24 @@ fn sixteen_streams_run_on_undisturbed() {
 }
 
 #[test]
+fn what_cannot_be_configured_is_refused_with_the_reason() {
+    for mode in REFUSED {
+        let mut config = String::new();
+        slot(&mut config, mode);
+        let start = Instant::now();
+        let (status, log) = Server::builder().config(&config).fail();
+        assert_eq!(status.code(), Some(1), "{mode}: {log}");
+        assert!(log.contains("was refused at"), "{mode}: {log}");
+        assert!(log.len() < 16 * 1024, "{mode}: a log of {} bytes", log.len());
+        assert!(
+            start.elapsed() < Duration::from_secs(30),
+            "{mode} took {:?}",
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
 fn a_failing_auth_component_denies() {
     for mode in [
         "loop-in-authenticate",
@@ -146,7 +165,7 @@ fn a_failing_auth_component_denies() {
     ] {
         let hostile = root().join("tests/components/hostile.wasm");
         let server = admin_server(&format!(
-            "[plugins.slots.auth]\ncomponent = '{}'\nconfig = {{ mode = '{mode}' }}\n",
+            "[plugins.slots.auth]\ncomponent = '{}'\nroles = ['auth']\nconfig = {{ mode = '{mode}' }}\n",
             hostile.display()
         ));
         let answer = server.post(

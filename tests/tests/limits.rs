@@ -274,8 +274,8 @@ fn a_fault_of_the_configuration_stops_the_start_and_says_where_it_is() {
             vec!["heddle.toml", "server.prot"],
         ),
         (
-            Server::builder().env("HEDDLE_SERVER__PORT", "x"),
-            vec!["HEDDLE_SERVER__PORT"],
+            Server::builder().env("HEDDLE_SERVER__DRAIN_S", "x"),
+            vec!["HEDDLE_SERVER__DRAIN_S"],
         ),
         (
             Server::builder().arg("--adapter=a=./no/such/folder"),
