@@ -139,6 +139,8 @@ pub(super) struct Tiers {
     pub(super) drain_after: Duration,
     /// For whom the draining ones are drained.
     drained_for: Option<Generation>,
+    /// Bytes of the layout that was made last, and of the weights it was made from.
+    seen_layout: Option<(usize, usize)>,
     trash: Trash,
     /// Slots whose content went away.
     gone: Vec<Arc<SlotKey>>,
@@ -182,6 +184,7 @@ impl Tiers {
             queue: VecDeque::new(),
             drain_after,
             drained_for: None,
+            seen_layout: None,
             trash: Trash::default(),
             gone: Vec::new(),
             ticks: 0,
@@ -352,14 +355,15 @@ impl Tiers {
                     continue;
                 }
             };
-            // Until a layout has been seen, the f32 weights stand for it; the room it gets is never more than the budget.
+            // Until this layout has been seen, others of the back end stand for it; the room it gets is never more than the
+            // budget.
             let reserved = match content.device_bytes {
                 Some(bytes) if bytes > self.device.limit => {
                     self.leave_queue(generation);
                     return Some(DeviceWork::TooLarge { generation, bytes });
                 }
                 Some(bytes) => bytes,
-                None => weights.bytes().min(self.device.limit),
+                None => self.expected_layout(weights.bytes()).min(self.device.limit),
             };
             if !self.device.fits(reserved) {
                 if self.device.can_fit(reserved) {
@@ -386,6 +390,16 @@ impl Tiers {
         }
     }
 
+    /// What a layout of so many bytes of f32 weights is likely to take: in proportion to the one that was seen last.
+    fn expected_layout(&self, weights: usize) -> usize {
+        match self.seen_layout {
+            Some((layout, of)) if of > 0 => {
+                usize::try_from(weights as u128 * layout as u128 / of as u128).unwrap_or(usize::MAX)
+            }
+            _ => weights,
+        }
+    }
+
     /// A layout has been made, or could not be: then the leases that waited for it are returned.
     pub(super) fn laid_out(
         &mut self,
@@ -408,6 +422,9 @@ impl Tiers {
         };
         let bytes = adapter.bytes;
         content.device_bytes = Some(bytes);
+        if let Some(weights) = &content.host {
+            self.seen_layout = Some((bytes, weights.bytes()));
+        }
         self.device.used += bytes;
         if self.device.can_fit(0) {
             content.device = Device::Resident(adapter);

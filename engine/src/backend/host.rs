@@ -137,7 +137,7 @@ mod tests {
             // One step of the scale: its range is not symmetric, and the largest of the other sign is cut.
             (GgmlDType::Q4_0, 0.0625),
             (GgmlDType::Q4_1, 0.04),
-            (GgmlDType::Q5_0, 0.02),
+            (GgmlDType::Q5_0, 0.03125),
             (GgmlDType::Q8_0, 0.003),
             (GgmlDType::Q4K, 0.04),
             (GgmlDType::Q6K, 0.01),

@@ -363,8 +363,11 @@ fn callbacks_may_do_anything() {
         },
         3,
     );
+    // Held up until the callback is there: one that comes late is called by its own thread.
+    setup.source.gate.close();
     let lease = setup.lease("0");
     lease.on_settled(Box::new(|| panic!("the test's panic in a callback")));
+    setup.source.gate.open();
     generation(&lease);
     // Takes and drops leases on the loader's own thread.
     let (send, receive) = mpsc::channel();
@@ -390,6 +393,7 @@ fn closing_fails_what_waits_and_keeps_what_is_ready() {
     let waiting = setup.lease("1");
     let (source, loader) = (setup.source.clone(), setup.loader.clone());
     assert!(is_loading(&waiting));
+    setup.gates_stay.store(true, Ordering::SeqCst);
     drop(setup);
     assert!(matches!(
         settled(&waiting),

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     time::{Duration, Instant},
@@ -35,6 +35,8 @@ struct Setup {
     source: Arc<TestSource>,
     loader: Arc<Recorder>,
     folders: TempDir,
+    /// Whether closed gates stay closed when the setup goes.
+    gates_stay: AtomicBool,
 }
 
 fn limits(adapters_on_device: usize) -> AdapterLimits {
@@ -63,6 +65,7 @@ impl Setup {
             source,
             loader,
             folders: tempfile::tempdir().unwrap(),
+            gates_stay: AtomicBool::new(false),
         }
     }
 
@@ -136,8 +139,10 @@ impl Drop for Setup {
         if !std::thread::panicking() {
             self.registry.check_integrity().unwrap();
         }
-        self.source.gate.open();
-        self.loader.gate.open();
+        if !self.gates_stay.load(Ordering::SeqCst) {
+            self.source.gate.open();
+            self.loader.gate.open();
+        }
     }
 }
 
@@ -373,8 +378,9 @@ impl AdapterLoader for Recorder {
         let live = self.live.fetch_add(bytes, Ordering::SeqCst) + bytes;
         self.peak.fetch_max(live, Ordering::SeqCst);
         if percent <= 100 {
+            // One that is alone is tried, whatever the weights take: only the layout tells what it needs.
             assert!(
-                live <= self.limit,
+                live <= self.limit || live == bytes,
                 "{live} bytes are on the device, {} were allowed",
                 self.limit
             );
