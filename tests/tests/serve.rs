@@ -41,8 +41,8 @@ fn completion(fields: Value) -> Value {
 }
 
 fn with(mut request: Value, fields: Value) -> Value {
-    let request_fields = request.as_object_mut().unwrap();
-    for (name, value) in fields.as_object().unwrap() {
+    let request_fields = request.as_object_mut().expect("a field");
+    for (name, value) in fields.as_object().expect("a field") {
         request_fields.insert(name.clone(), value.clone());
     }
     request

@@ -174,7 +174,8 @@ fn assert_same(found: &[(u32, f64)], right: &[(u32, f64)], slack: f64) {
 
 #[test]
 fn each_limit_keeps_what_transformers_keeps() {
-    let limits: [(&str, fn(&mut SamplingParams)); 12] = [
+    type Limit = (&'static str, fn(&mut SamplingParams));
+    let limits: [Limit; 12] = [
         ("none", |_| ()),
         ("top_k 1", |p| p.top_k = 1),
         ("top_k 50", |p| p.top_k = 50),
@@ -238,7 +239,7 @@ fn penalties_follow_their_definitions() {
         logits,
         [
             1.0 / 2.0,
-            -1.0 * 2.0 - 0.5 - 0.25,
+            -2.0 - 0.5 - 0.25,
             4.0 / 2.0 - 2.0 * 0.5 - 0.25,
             -4.0,
             8.0,

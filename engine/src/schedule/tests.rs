@@ -224,7 +224,11 @@ fn tenants_are_served_alike_while_both_have_work() {
         .collect();
     let mut served = [0_u64; 2];
     let mut steps = 0;
-    while state.waiting.iter().any(|sequence| sequence.id.0 % 10 == 0) {
+    while state
+        .waiting
+        .iter()
+        .any(|sequence| sequence.id.0.is_multiple_of(10))
+    {
         let plan = plan(&mut state);
         let tenant = |id: SequenceId| usize::from(id.0 % 10 != 0);
         for admitted in &plan.admitted {

@@ -3,6 +3,9 @@
 //! Most tests run a scripted model, whose answers are a function of what it reads from the blocks that it is given, so that a
 //! mistake with blocks is a wrong token; `pocket` runs the real one.
 
+// A helper of a test fails by panicking, too.
+#![allow(clippy::unwrap_used)]
+
 mod adapters;
 mod answers;
 mod faults;

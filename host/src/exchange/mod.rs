@@ -56,6 +56,8 @@ pub(crate) struct Exchange {
 }
 
 /// What a request comes to.
+// It lives on one stack frame of one request: a box would only cost an allocation.
+#[allow(clippy::large_enum_variant)]
 enum Answer {
     /// A whole document.
     Document(Reply),
@@ -385,6 +387,8 @@ impl Exchange {
 }
 
 /// A call that is understood and allowed, and in the engine's queue where it is one for the engine.
+// As with `Answer`: moved once, never stored.
+#[allow(clippy::large_enum_variant)]
 enum Parsed {
     Reply(Reply),
     Generation(ProtocolSession, Generation),

@@ -111,7 +111,7 @@ impl Reader<'_> {
                 .instance
                 .get_export_index(&mut *self.store, Some(&instance), func)
                 .ok_or_else(missing)?;
-            let func: TypedFunc<(), (R,)> = self.instance.get_typed_func(&mut *self.store, &func)?;
+            let func: TypedFunc<(), (R,)> = self.instance.get_typed_func(&mut *self.store, func)?;
             begin_call(self.store, self.limit);
             Ok(func.call(&mut *self.store, ())?.0)
         };

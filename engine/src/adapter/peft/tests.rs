@@ -1,5 +1,8 @@
 //! Loading of files that PEFT wrote, and refusal of files that are not what they should be.
 
+// The expected values are as numpy prints them.
+#![allow(clippy::excessive_precision)]
+
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
