@@ -230,7 +230,7 @@ fn tenants_are_served_alike_while_both_have_work() {
         .any(|sequence| sequence.id.0.is_multiple_of(10))
     {
         let plan = plan(&mut state);
-        let tenant = |id: SequenceId| usize::from(id.0 % 10 != 0);
+        let tenant = |id: SequenceId| usize::from(!id.0.is_multiple_of(10));
         for admitted in &plan.admitted {
             served[tenant(admitted.sequence)] += (admitted.tokens - admitted.reused) as u64;
         }
