@@ -1,6 +1,6 @@
 """Starts the real `heddle` binary, as a user would, and hands out `openai` clients for it.
 
-HEDDLE_BIN names the binary; it is otherwise taken from target/release. Nothing is mocked: the model is SmolLM2-135M
+HEDDLE_BIN names the binary; it is otherwise taken from target/release. The model is kept in target/model-cache. Nothing is mocked: the model is SmolLM2-135M
 as `heddle serve` gets it by itself, with the adapters of the repository's heddle.toml.
 """
 
@@ -31,7 +31,12 @@ class Server:
         if config:
             (tmp / "heddle.toml").write_text(config)
             arguments += ["--config", str(tmp / "heddle.toml")]
-        environment = dict(os.environ, HEDDLE_STATE=str(tmp / "state"), HEDDLE_ADMIN__ADDRESS="127.0.0.1:0")
+        environment = dict(
+            os.environ,
+            HEDDLE_SERVER__STATE_DIR=str(tmp / "state"),
+            HEDDLE_SOURCES__CACHE=str(ROOT / "target" / "model-cache"),
+            HEDDLE_ADMIN__LISTEN="off",
+        )
         self.process = subprocess.Popen(
             [BINARY, *arguments], cwd=ROOT, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT
         )
