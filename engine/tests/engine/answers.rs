@@ -458,3 +458,27 @@ async fn dropping_the_stream_frees_everything() {
     super::harness::until("both are gone", || rig.engine.metrics().requests_cancelled == 2).await;
     rig.check();
 }
+
+/// Stop sequence found, stream dropped, both before the loop looks: the sequence once stayed in the scheduler, which then planned
+/// for ever.
+#[tokio::test]
+async fn a_choice_that_is_ended_and_dropped_at_once_is_gone() {
+    let rig = Rig::roomy();
+    rig.script.hold_at(6);
+    let other = rig.submit(request(tokens(2, 30), 20));
+    let mut stream = rig.submit(GenerateRequest {
+        choices: 2,
+        ..request(tokens(1, 40), 400)
+    });
+    while !matches!(stream.next().await, Some(Event::Token { choice: 1, .. })) {}
+    stream.stop_choice(0);
+    stream.stop_choice(1);
+    drop(stream);
+    rig.script.go_on();
+    assert_eq!(
+        collect(other).await.ids(),
+        greedy(&tokens(2, 30), 20, None, VOCAB)
+    );
+    super::harness::until("it is gone", || rig.engine.metrics().requests_cancelled == 1).await;
+    rig.check();
+}
