@@ -1,13 +1,13 @@
 //! What comes back is right, alone and in company, and ends when it should.
 
 use heddle_engine::{
-    engine::EngineOptions,
+    engine::{EngineOptions, GenerationStream},
     ids::{BLOCK_TOKENS, TokenId},
     request::{ChatPrompt, Event, FinishReason, GenerateRequest, Prompt, SamplingParams},
 };
 
 use super::{
-    harness::{Answer, CONTEXT, EOS, Rig, VOCAB, collect, request, tokens},
+    harness::{Answer, CONTEXT, EOS, Rig, VOCAB, collect, next, request, token_of, tokens, until},
     scripted::greedy,
 };
 
@@ -328,7 +328,7 @@ async fn truncation_comes_before_every_check() {
         ..request(tokens(1, 3), 5)
     };
     assert_eq!(rig.submit(short).prompt_tokens(), 3);
-    super::harness::until("the dropped one is gone", || rig.engine.health().running == 0).await;
+    until("the dropped one is gone", || rig.engine.health().running == 0).await;
     rig.check();
 }
 
@@ -370,17 +370,14 @@ async fn a_caller_ends_one_choice_and_the_others_go_on() {
         ..request(tokens(1, 40), 50)
     });
     rig.script.go_on();
-    let mut seen = 0;
-    while seen < 10 {
-        if let Some(Event::Token { choice: 1, .. }) = stream.next().await {
-            seen += 1;
-        }
+    for _ in 0..10 {
+        token_of(&mut stream, 1).await;
     }
     stream.stop_choice(1);
     stream.stop_choice(1);
     stream.stop_choice(77);
     let mut ends = Vec::new();
-    while let Some(event) = stream.next().await {
+    while let Some(event) = next(&mut stream).await {
         if let Event::Finished {
             choice,
             reason,
@@ -426,6 +423,22 @@ async fn a_choice_that_is_ended_before_its_prompt_is_computed_still_ends_in_orde
     rig.check();
 }
 
+/// One request of 20 tokens and one of two choices, held in a step when each choice of the second has a token.
+async fn both_generate(rig: &Rig) -> (GenerationStream, GenerationStream) {
+    rig.script.hold();
+    let other = rig.submit(request(tokens(2, 30), 20));
+    let mut two = rig.submit(GenerateRequest {
+        choices: 2,
+        ..request(tokens(1, 100), 400)
+    });
+    // The second may come too late for the first step; by the fifth each of its choices has a token all the same.
+    rig.script.wait_for_step(1);
+    rig.script.hold_at(6);
+    rig.script.wait_for_step(6);
+    token_of(&mut two, 1).await;
+    (other, two)
+}
+
 #[tokio::test]
 async fn dropping_the_stream_frees_everything() {
     let rig = Rig::new(
@@ -435,14 +448,7 @@ async fn dropping_the_stream_frees_everything() {
             ..EngineOptions::default()
         },
     );
-    // By the fifth step each choice of the second has a token, however many of them were there for the first step.
-    rig.script.hold_at(6);
-    let other = rig.submit(request(tokens(2, 30), 20));
-    let mut dropped = rig.submit(GenerateRequest {
-        choices: 2,
-        ..request(tokens(1, 100), 400)
-    });
-    while !matches!(dropped.next().await, Some(Event::Token { choice: 1, .. })) {}
+    let (other, dropped) = both_generate(&rig).await;
     let waits = rig.submit(request(tokens(3, 30), 20));
     assert_eq!(
         (rig.engine.health().waiting, rig.engine.metrics().requests_done),
@@ -455,7 +461,7 @@ async fn dropping_the_stream_frees_everything() {
         collect(other).await.ids(),
         greedy(&tokens(2, 30), 20, None, VOCAB)
     );
-    super::harness::until("both are gone", || rig.engine.metrics().requests_cancelled == 2).await;
+    until("both are gone", || rig.engine.metrics().requests_cancelled == 2).await;
     rig.check();
 }
 
@@ -464,13 +470,7 @@ async fn dropping_the_stream_frees_everything() {
 #[tokio::test]
 async fn a_choice_that_is_ended_and_dropped_at_once_is_gone() {
     let rig = Rig::roomy();
-    rig.script.hold_at(6);
-    let other = rig.submit(request(tokens(2, 30), 20));
-    let mut stream = rig.submit(GenerateRequest {
-        choices: 2,
-        ..request(tokens(1, 40), 400)
-    });
-    while !matches!(stream.next().await, Some(Event::Token { choice: 1, .. })) {}
+    let (other, stream) = both_generate(&rig).await;
     stream.stop_choice(0);
     stream.stop_choice(1);
     drop(stream);
@@ -479,6 +479,15 @@ async fn a_choice_that_is_ended_and_dropped_at_once_is_gone() {
         collect(other).await.ids(),
         greedy(&tokens(2, 30), 20, None, VOCAB)
     );
-    super::harness::until("it is gone", || rig.engine.metrics().requests_cancelled == 1).await;
+    until("it is gone", || rig.engine.metrics().requests_cancelled == 1).await;
+    until("its sequences are gone", || {
+        let health = rig.engine.health();
+        (health.running, health.kv_used) == (0, 0)
+    })
+    .await;
+    assert_eq!(
+        collect(rig.submit(request(tokens(3, 30), 5))).await.ids(),
+        greedy(&tokens(3, 30), 5, None, VOCAB)
+    );
     rig.check();
 }

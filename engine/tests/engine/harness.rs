@@ -1,6 +1,9 @@
 //! Engines for tests, and answers put together from events.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use heddle_engine::{
     Error, Result,
@@ -20,6 +23,9 @@ pub(crate) const VOCAB: usize = 1536;
 pub(crate) const EOS: TokenId = TokenId(2);
 /// Its context.
 pub(crate) const CONTEXT: usize = 512;
+
+/// How long what must come may take on a very busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The adapters that come with the pocket model.
 pub(crate) struct Embedded;
@@ -132,13 +138,28 @@ pub(crate) fn check(engine: &Engine) {
 
 /// Waits until the engine has come to a state that is on its way.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..2000 {
-        if holds() {
-            return;
-        }
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "never came: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("never came: {what}");
+}
+
+/// The next event of a stream that has one on its way, or has ended.
+pub(crate) async fn next(stream: &mut GenerationStream) -> Option<Event> {
+    tokio::time::timeout(PATIENCE, stream.next())
+        .await
+        .expect("an event, or the end")
+}
+
+/// Reads on to the next token of a choice.
+pub(crate) async fn token_of(stream: &mut GenerationStream, wanted: u32) {
+    loop {
+        match next(stream).await.expect("a token before the end") {
+            Event::Token { choice, .. } if choice == wanted => return,
+            _ => {}
+        }
+    }
 }
 
 pub(crate) fn lease(engine: &Engine, name: &str) -> Lease {
@@ -200,7 +221,7 @@ impl Answer {
 pub(crate) async fn try_collect(mut stream: GenerationStream) -> Result<Answer> {
     let mut answer = Answer::default();
     let mut prefilled = false;
-    while let Some(event) = stream.next().await {
+    while let Some(event) = next(&mut stream).await {
         match event {
             Event::Prefilled {
                 cached_tokens,
@@ -232,11 +253,11 @@ pub(crate) async fn try_collect(mut stream: GenerationStream) -> Result<Answer> 
             }
             Event::Done => {
                 assert!(answer.choices.iter().all(|choice| choice.reason.is_some()));
-                assert_eq!(stream.next().await.map(|_| ()), None, "nothing follows");
+                assert_eq!(next(&mut stream).await.map(|_| ()), None, "nothing follows");
                 return Ok(answer);
             }
             Event::Failed(error) => {
-                assert_eq!(stream.next().await.map(|_| ()), None, "nothing follows");
+                assert_eq!(next(&mut stream).await.map(|_| ()), None, "nothing follows");
                 return Err(error);
             }
         }

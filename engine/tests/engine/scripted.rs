@@ -14,6 +14,8 @@ use heddle_engine::{
     ids::{BLOCK_TOKENS, Generation, TokenId},
 };
 
+use super::harness::PATIENCE;
+
 pub(crate) struct Scripted {
     vocab: usize,
     cells: Vec<[u64; BLOCK_TOKENS]>,
@@ -81,10 +83,14 @@ impl Script {
     /// Waits until so many steps have begun since the start.
     pub(crate) fn wait_for_step(&self, count: usize) {
         let inner = self.inner.lock().unwrap();
-        drop(
-            self.changed
-                .wait_while(inner, |inner| inner.begun < count)
-                .unwrap(),
+        let (inner, waited) = self
+            .changed
+            .wait_timeout_while(inner, PATIENCE, |inner| inner.begun < count)
+            .unwrap();
+        assert!(
+            !waited.timed_out(),
+            "step {count} never began, {} did",
+            inner.begun
         );
     }
 
