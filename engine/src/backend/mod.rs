@@ -30,9 +30,12 @@
 //! [`LoraSite`]: crate::adapter::LoraSite
 //! [`DeviceAdapter`]: crate::batch::DeviceAdapter
 
+pub mod cpu;
 pub mod reference;
 
 mod host;
+#[cfg(test)]
+mod ranks;
 mod spec;
 mod step;
 

@@ -2,14 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_core::quantized::gguf_file::Content;
+use candle_core::quantized::{GgmlDType, gguf_file::Content};
+use half::bf16;
 
 use super::{
     BackendChoice, Decoder, LoadOptions, LoadedModel, LoadedRunner, ModelConfig, companions,
     config::GgufTensors, weights::Checkpoint,
 };
 use crate::{
-    backend::{Backend, reference::Reference},
+    backend::{
+        Backend,
+        cpu::{Cpu, Dtype},
+        reference::Reference,
+    },
     error::{Error, Result},
     hub::Files,
 };
@@ -122,18 +127,43 @@ fn lay_out(opened: Opened, options: &LoadOptions) -> Result<LoadedRunner> {
     let Opened {
         config, checkpoint, ..
     } = opened;
-    match options.backend {
+    match &options.backend {
         BackendChoice::Reference => {
             let backend = Reference::new(&config, options.kv_bytes)?;
-            let device = backend.describe();
-            let runner = Box::new(Decoder::load(backend, &config, &checkpoint)?);
-            Ok(LoadedRunner {
-                config,
-                runner,
-                device,
-            })
+            on(backend, config, &checkpoint)
+        }
+        BackendChoice::Cpu(cpu) => {
+            let full = match cpu.dtype {
+                Dtype::Auto => checkpoint.dtype("model.embed_tokens.weight") == Some(GgmlDType::F32),
+                Dtype::Bf16 => false,
+                Dtype::F32 => true,
+            };
+            if full {
+                on(
+                    Cpu::<f32>::new(&config, options.kv_bytes, cpu)?,
+                    config,
+                    &checkpoint,
+                )
+            } else {
+                on(
+                    Cpu::<bf16>::new(&config, options.kv_bytes, cpu)?,
+                    config,
+                    &checkpoint,
+                )
+            }
         }
     }
+}
+
+/// Lays a checkpoint out on a back end.
+fn on<B: Backend>(backend: B, config: ModelConfig, checkpoint: &Checkpoint) -> Result<LoadedRunner> {
+    let device = backend.describe();
+    let runner = Box::new(Decoder::load(backend, &config, checkpoint)?);
+    Ok(LoadedRunner {
+        config,
+        runner,
+        device,
+    })
 }
 
 /// What messages call a set of files.

@@ -7,6 +7,7 @@ mod load;
 mod weights;
 
 use crate::{
+    backend::cpu::CpuOptions,
     batch::Runner,
     ids::TokenId,
     text::{ChatTemplate, Tokenizer},
@@ -28,11 +29,18 @@ pub struct LoadOptions {
 }
 
 /// The back ends there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone)]
 pub enum BackendChoice {
     /// candle-core in f32: as plain as possible, what the others are tested against.
-    #[default]
     Reference,
+    /// Own kernels for the CPU.
+    Cpu(CpuOptions),
+}
+
+impl Default for BackendChoice {
+    fn default() -> Self {
+        Self::Cpu(CpuOptions::default())
+    }
 }
 
 /// A model, ready to run.
@@ -47,7 +55,7 @@ pub struct LoadedModel {
     pub eos: Vec<TokenId>,
     /// The weights on a back end, with the KV cache.
     pub runner: Box<dyn Runner>,
-    /// In words: `reference (CPU, f32)`.
+    /// In words: `CPU (bf16, avx512, 8 threads)`.
     pub device: String,
 }
 
@@ -57,6 +65,6 @@ pub struct LoadedRunner {
     pub config: ModelConfig,
     /// The weights on a back end, with the KV cache.
     pub runner: Box<dyn Runner>,
-    /// In words: `reference (CPU, f32)`.
+    /// In words: `CPU (bf16, avx512, 8 threads)`.
     pub device: String,
 }

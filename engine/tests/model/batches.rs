@@ -1,8 +1,8 @@
 //! A sequence's result does not depend on what else is in the batch.
 
-use heddle_engine::{batch::LogitRows, ids::TokenId};
+use heddle_engine::{backend::cpu::Dtype, batch::LogitRows, ids::TokenId, model::BackendChoice};
 
-use crate::harness::{Harness, Sequence, argmax, fixtures};
+use crate::harness::{Harness, Sequence, argmax, backends, fixtures};
 
 /// A cheap sequence of numbers, the same each time (Marsaglia's xorshift).
 pub(crate) struct Numbers(pub(crate) u64);
@@ -20,75 +20,99 @@ impl Numbers {
 /// step loop mixes them: every logit equals, bit for bit, that of the sequence computed alone.
 #[test]
 fn mixed_batches_equal_solo_runs_bit_for_bit() {
-    for name in ["llama-gqa-tied", "gemma2", "phi3"] {
-        let folder = fixtures().join("tiny").join(name);
-        let mut model = Harness::open(&folder, None);
-        let adapters: Vec<_> = ["a", "b", "c"]
-            .iter()
-            .map(|adapter| {
-                let weights = model
-                    .read_adapter(&folder.join("adapters").join(adapter))
-                    .unwrap();
-                model.place(&weights)
-            })
-            .collect();
-        let mut numbers = Numbers(0x5eed);
-        let texts: Vec<Vec<u32>> = (0..9)
-            .map(|_| {
-                let len = 1 + numbers.below(50);
-                (0..len).map(|_| numbers.below(384) as u32).collect()
-            })
-            .collect();
-        let adapter_of = |index: usize| adapters.get(index % 4);
-
-        let alone: Vec<_> = texts
-            .iter()
-            .enumerate()
-            .map(|(index, text)| model.logits(text, adapter_of(index), &[text.len()]))
-            .collect();
-
-        let mut sequences: Vec<_> = (0..texts.len())
-            .map(|index| Sequence::with(adapter_of(index)))
-            .collect();
-        let mut done = vec![0; texts.len()];
-        while done.iter().zip(&texts).any(|(done, text)| *done < text.len()) {
-            let mut work = Vec::new();
-            let mut expected = Vec::new();
-            for (index, sequence) in sequences.iter_mut().enumerate() {
-                // Some sequences rest in a step, the others get one token or a chunk.
-                let (left, take) = (texts[index].len() - done[index], numbers.below(12));
-                if left == 0 || take == 0 {
-                    continue;
-                }
-                let take = if take > 6 { 1 } else { take.min(left) };
-                let rows = done[index]..done[index] + take;
-                done[index] = rows.end;
-                let (logits, wanted) = match numbers.below(3) {
-                    0 => (LogitRows::None, rows.end..rows.end),
-                    1 => (LogitRows::Last, rows.end - 1..rows.end),
-                    _ => (LogitRows::All, rows.clone()),
-                };
-                expected.extend(wanted.map(|row| &alone[index][row]));
-                work.push((sequence, &texts[index][rows], logits));
-            }
-            let logits = model.step(&mut work);
-            assert_eq!(logits.data.len(), expected.len() * logits.vocab);
-            for (row, expected) in expected.iter().enumerate() {
-                assert!(
-                    logits.row(row) == expected.as_slice(),
-                    "{name}: a row differs from its solo run"
-                );
-            }
+    for backend in all_backends() {
+        for name in ["llama-gqa-tied", "gemma2", "phi3"] {
+            hold_mixed(name, &backend);
         }
-        sequences.into_iter().for_each(|sequence| model.release(sequence));
     }
+}
+
+/// Those in `f32`, and the CPU's in its own numbers.
+fn all_backends() -> Vec<BackendChoice> {
+    let mut all = backends();
+    for backend in &mut backends() {
+        if let BackendChoice::Cpu(options) = backend {
+            options.dtype = Dtype::Bf16;
+            all.push(backend.clone());
+        }
+    }
+    all
+}
+
+fn hold_mixed(name: &str, backend: &BackendChoice) {
+    let folder = fixtures().join("tiny").join(name);
+    let mut model = Harness::open(&folder, backend, None);
+    let adapters: Vec<_> = ["a", "b", "c"]
+        .iter()
+        .map(|adapter| {
+            let weights = model
+                .read_adapter(&folder.join("adapters").join(adapter))
+                .unwrap();
+            model.place(&weights)
+        })
+        .collect();
+    let mut numbers = Numbers(0x5eed);
+    let texts: Vec<Vec<u32>> = (0..9)
+        .map(|_| {
+            let len = 1 + numbers.below(50);
+            (0..len).map(|_| numbers.below(384) as u32).collect()
+        })
+        .collect();
+    let adapter_of = |index: usize| adapters.get(index % 4);
+
+    let alone: Vec<_> = texts
+        .iter()
+        .enumerate()
+        .map(|(index, text)| model.logits(text, adapter_of(index), &[text.len()]))
+        .collect();
+
+    let mut sequences: Vec<_> = (0..texts.len())
+        .map(|index| Sequence::with(adapter_of(index)))
+        .collect();
+    let mut done = vec![0; texts.len()];
+    while done.iter().zip(&texts).any(|(done, text)| *done < text.len()) {
+        let mut work = Vec::new();
+        let mut expected = Vec::new();
+        for (index, sequence) in sequences.iter_mut().enumerate() {
+            // Some sequences rest in a step, the others get one token or a chunk.
+            let (left, take) = (texts[index].len() - done[index], numbers.below(12));
+            if left == 0 || take == 0 {
+                continue;
+            }
+            let take = if take > 6 { 1 } else { take.min(left) };
+            let rows = done[index]..done[index] + take;
+            done[index] = rows.end;
+            let (logits, wanted) = match numbers.below(3) {
+                0 => (LogitRows::None, rows.end..rows.end),
+                1 => (LogitRows::Last, rows.end - 1..rows.end),
+                _ => (LogitRows::All, rows.clone()),
+            };
+            expected.extend(wanted.map(|row| &alone[index][row]));
+            work.push((sequence, &texts[index][rows], logits));
+        }
+        let logits = model.step(&mut work);
+        assert_eq!(logits.data.len(), expected.len() * logits.vocab);
+        for (row, expected) in expected.iter().enumerate() {
+            assert!(
+                logits.row(row) == expected.as_slice(),
+                "{name} on {backend:?}: a row differs from its solo run"
+            );
+        }
+    }
+    sequences.into_iter().for_each(|sequence| model.release(sequence));
 }
 
 /// Sixteen greedy answers of one batch, four adapters among them, are the ones that each prompt gets alone.
 #[test]
 fn greedy_answers_are_the_same_in_company() {
+    for backend in all_backends() {
+        hold_greedy(&backend);
+    }
+}
+
+fn hold_greedy(backend: &BackendChoice) {
     let folder = fixtures().join("tiny/llama");
-    let mut model = Harness::open(&folder, None);
+    let mut model = Harness::open(&folder, backend, None);
     let adapters: Vec<_> = ["a", "b", "embed", "lm_head", "modules_to_save"]
         .iter()
         .map(|adapter| {

@@ -17,7 +17,7 @@ use serde_json::Value as Json;
 
 use crate::{
     goldens::{Golden, tiny_cases},
-    harness::{Harness, fixtures},
+    harness::{Harness, backends, fixtures},
 };
 
 /// llama.cpp's names (`gguf-py/gguf/tensor_mapping.py`) for the parts of a layer.
@@ -239,19 +239,34 @@ fn hold(name: &str, arch: &str, context: Option<usize>, fits: impl Fn(&Golden) -
         .collect();
     gguf_file::write(&mut File::create(&path).unwrap(), &metadata, &tensors).unwrap();
 
+    for backend in backends() {
+        hold_file(name, &path, backend, context, &fits);
+    }
+}
+
+/// Holds the base cases of a converted model on one back end.
+fn hold_file(
+    name: &str,
+    path: &Path,
+    backend: BackendChoice,
+    context: Option<usize>,
+    fits: impl Fn(&Golden) -> bool,
+) {
+    let folder = fixtures().join("tiny").join(name);
+    let what = format!("{name} as GGUF on {backend:?}");
     let options = LoadOptions {
-        backend: BackendChoice::Reference,
+        backend,
         kv_bytes: 16 << 20,
         context,
     };
-    let mut model = Harness::new(load_runner(&Files::Gguf(path), &options).unwrap());
+    let mut model = Harness::new(load_runner(&Files::Gguf(path.to_owned()), &options).unwrap());
     let cases: Vec<_> = tiny_cases(&folder)
         .into_iter()
         .filter(|case| case.adapter.is_none() && fits(case))
         .collect();
     assert!(!cases.is_empty());
     for (index, case) in cases.iter().enumerate() {
-        case.hold(&mut model, None, &format!("{name} as GGUF, case {index}"));
+        case.hold(&mut model, None, &format!("{what}, case {index}"));
     }
 }
 

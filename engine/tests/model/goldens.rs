@@ -14,12 +14,12 @@ use heddle_engine::{
 };
 use serde::Deserialize;
 
-use crate::harness::{Harness, argmax, fixtures, log_probability};
+use crate::harness::{Harness, argmax, backends, fixtures, log_probability};
 
 /// Logits and log probabilities of two f32 computations of the same model differ by less.
 const TOLERANCE: f32 = 1e-3;
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct Golden {
     #[serde(default)]
     pub(crate) adapter: Option<String>,
@@ -97,8 +97,15 @@ pub(crate) fn tiny_cases(folder: &Path) -> Vec<Golden> {
 
 /// Holds all cases of a tiny model that fit `fits`, with the model loaded for `context`.
 fn hold_tiny(name: &str, context: Option<usize>, fits: impl Fn(&Golden) -> bool) {
+    for backend in backends() {
+        hold_tiny_on(name, &backend, context, &fits);
+    }
+}
+
+/// The same on one back end.
+fn hold_tiny_on(name: &str, backend: &BackendChoice, context: Option<usize>, fits: impl Fn(&Golden) -> bool) {
     let folder = fixtures().join("tiny").join(name);
-    let mut model = Harness::open(&folder, context);
+    let mut model = Harness::open(&folder, backend, context);
     let mut held = 0;
     for (index, case) in tiny_cases(&folder)
         .iter()
@@ -119,7 +126,7 @@ fn hold_tiny(name: &str, context: Option<usize>, fits: impl Fn(&Golden) -> bool)
         case.hold(
             &mut model,
             adapter.as_ref(),
-            &format!("{name}, case {index}, adapter {:?}", case.adapter),
+            &format!("{name} on {backend:?}, case {index}, adapter {:?}", case.adapter),
         );
         held += 1;
     }
@@ -173,8 +180,21 @@ struct PocketPrompt {
 fn pocket() {
     let goldens = std::fs::read(fixtures().join("goldens/pocket.json")).unwrap();
     let goldens: PocketGoldens = serde_json::from_slice(&goldens).unwrap();
+    for backend in backends() {
+        let slow = |backend: &BackendChoice| match backend {
+            BackendChoice::Cpu(options) => options.kernels.as_deref() == Some("portable"),
+            BackendChoice::Reference => false,
+        };
+        if !slow(&backend) {
+            hold_pocket(&goldens, backend);
+        }
+    }
+}
+
+fn hold_pocket(goldens: &PocketGoldens, backend: BackendChoice) {
+    let what = format!("pocket on {backend:?}");
     let options = LoadOptions {
-        backend: BackendChoice::Reference,
+        backend,
         kv_bytes: 16 << 20,
         context: None,
     };
@@ -182,17 +202,20 @@ fn pocket() {
         load_runner(&Files::Embedded(catalogue::embedded("pocket").unwrap()), &options).unwrap(),
     );
     let adapters = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket/adapters");
-    for (name, cases) in goldens.results {
+    for (name, cases) in &goldens.results {
         let adapter = (name != "base").then(|| {
-            let weights = model.read_adapter(&adapters.join(&name)).unwrap();
+            let weights = model.read_adapter(&adapters.join(name)).unwrap();
             model.place(&weights)
         });
-        for (index, (mut case, prompt)) in cases.into_iter().zip(&goldens.prompts).enumerate() {
-            case.input_ids.clone_from(&prompt.input_ids);
+        for (index, (case, prompt)) in cases.iter().zip(&goldens.prompts).enumerate() {
+            let case = Golden {
+                input_ids: prompt.input_ids.clone(),
+                ..case.clone()
+            };
             case.hold(
                 &mut model,
                 adapter.as_ref(),
-                &format!("pocket, {name}, case {index}"),
+                &format!("{what}, {name}, case {index}"),
             );
         }
     }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use heddle_engine::{
     adapter::{LoraWeights, peft},
+    backend::cpu::{self, CpuOptions, Dtype},
     batch::{Batch, DeviceAdapter, LogitRows, Logits, Runner, Span},
     hub::Files,
     ids::{BLOCK_TOKENS, BlockId, TokenId},
@@ -13,6 +14,19 @@ use heddle_engine::{
 /// The folder of the fixtures.
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// The back ends that compute in `f32`: the reference, and the CPU's with every instruction set of this machine.
+pub(crate) fn backends() -> Vec<BackendChoice> {
+    let on_cpu = |kernels: &str| {
+        BackendChoice::Cpu(CpuOptions {
+            threads: Some(3),
+            kernels: Some(kernels.to_owned()),
+            dtype: Dtype::F32,
+        })
+    };
+    let cpu = cpu::kernels().into_iter().map(on_cpu);
+    [BackendChoice::Reference].into_iter().chain(cpu).collect()
 }
 
 /// A model with the blocks that nobody has.
@@ -31,9 +45,9 @@ pub(crate) struct Sequence {
 }
 
 impl Harness {
-    pub(crate) fn open(folder: &Path, context: Option<usize>) -> Self {
+    pub(crate) fn open(folder: &Path, backend: &BackendChoice, context: Option<usize>) -> Self {
         let options = LoadOptions {
-            backend: BackendChoice::Reference,
+            backend: backend.clone(),
             kv_bytes: 16 << 20,
             context,
         };

@@ -7,5 +7,4 @@ mod batches;
 mod gguf;
 mod goldens;
 mod harness;
-mod ranks;
 mod refusals;

@@ -14,7 +14,7 @@ use heddle_engine::{
     backend,
     engine::Engine,
     hub::{Source, Sources},
-    model::{self, BackendChoice, LoadOptions},
+    model::{self, LoadOptions},
 };
 
 use super::{
@@ -25,7 +25,7 @@ use super::{
 use crate::{
     admin,
     app::{App, ServedModel},
-    config::{self, Config, Device, Flags, LogFormat},
+    config::{self, Config, Device, Dtype, Flags, LogFormat},
     error::{Error, Result},
     http,
     plugin::PluginHost,
@@ -71,7 +71,13 @@ pub(super) struct Options {
     /// What computes [default: auto]
     #[arg(long)]
     pub(super) device: Option<Device>,
-    /// Threads that compute [default: one for each core]
+    /// The numbers to compute in [default: auto]
+    #[arg(long)]
+    pub(super) dtype: Option<Dtype>,
+    /// The instruction set to compute with, for example avx2 [default: the best that the machine has]
+    #[arg(long, value_name = "NAME")]
+    pub(super) kernels: Option<String>,
+    /// Threads that compute [default: one for each physical core]
     #[arg(long, value_name = "COUNT")]
     pub(super) threads: Option<usize>,
     /// What is logged [default: info]
@@ -103,6 +109,8 @@ impl Args {
             context: options.context,
             kv_cache_mib: options.kv_cache,
             device: options.device,
+            dtype: options.dtype,
+            kernels: options.kernels,
             threads: options.threads,
             log_level: options.log_level,
             log_format: options.log_format,
@@ -175,9 +183,7 @@ fn assemble(config: &Config, plugins: PluginHost) -> Result<(App, BaseModel)> {
         backend::use_threads(threads)?;
     }
     let options = LoadOptions {
-        backend: match config.model.device {
-            Device::Auto | Device::Reference => BackendChoice::Reference,
-        },
+        backend: config.model.backend(),
         kv_bytes: config.model.kv_bytes(),
         context: config.model.context,
     };

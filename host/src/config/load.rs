@@ -12,7 +12,7 @@ use figment::{
     value::{Dict, Map, Value},
 };
 
-use super::{Config, Device, LogFormat, home};
+use super::{Config, Device, Dtype, LogFormat, home};
 use crate::error::{Error, Result};
 
 /// What the command line says. What is not given leaves the layers below as they are.
@@ -34,6 +34,10 @@ pub struct Flags {
     pub kv_cache_mib: Option<usize>,
     /// `--device`
     pub device: Option<Device>,
+    /// `--dtype`
+    pub dtype: Option<Dtype>,
+    /// `--kernels`
+    pub kernels: Option<String>,
     /// `--threads`
     pub threads: Option<usize>,
     /// `--log-level`
@@ -92,6 +96,8 @@ impl Flags {
         set("model.kv_cache_mib", self.kv_cache_mib.map(Value::from));
         set("model.threads", self.threads.map(Value::from));
         set("model.device", self.device.as_ref().map(value_name));
+        set("model.dtype", self.dtype.as_ref().map(value_name));
+        set("model.kernels", self.kernels.clone().map(Value::from));
         set("log.level", self.log_level.clone().map(Value::from));
         set("log.format", self.log_format.as_ref().map(value_name));
         if !self.adapters.is_empty() {

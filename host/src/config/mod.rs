@@ -7,7 +7,12 @@ mod load;
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, time::Duration};
 
-use heddle_engine::{adapter::AdapterLimits, engine::EngineOptions};
+use heddle_engine::{
+    adapter::AdapterLimits,
+    backend::cpu::{self, CpuOptions},
+    engine::EngineOptions,
+    model::BackendChoice,
+};
 use serde::{Deserialize, Deserializer, de};
 
 pub use load::{Flags, Loaded, load};
@@ -116,7 +121,11 @@ pub struct ModelConfig {
     pub kv_cache_mib: usize,
     /// What computes.
     pub device: Device,
-    /// Threads that compute; none takes one for each core.
+    /// The numbers to compute in.
+    pub dtype: Dtype,
+    /// The instruction set to compute with, by name; none takes the best that the machine has.
+    pub kernels: Option<String>,
+    /// Threads that compute; none takes one for each physical core.
     pub threads: Option<usize>,
 }
 
@@ -129,6 +138,8 @@ impl Default for ModelConfig {
             context: None,
             kv_cache_mib: 1024,
             device: Device::Auto,
+            dtype: Dtype::Auto,
+            kernels: None,
             threads: None,
         }
     }
@@ -139,6 +150,22 @@ impl ModelConfig {
     pub fn kv_bytes(&self) -> usize {
         self.kv_cache_mib.saturating_mul(MIB)
     }
+
+    /// What the engine is to compute with.
+    pub fn backend(&self) -> BackendChoice {
+        match self.device {
+            Device::Reference => BackendChoice::Reference,
+            Device::Auto | Device::Cpu => BackendChoice::Cpu(CpuOptions {
+                threads: self.threads,
+                kernels: self.kernels.clone(),
+                dtype: match self.dtype {
+                    Dtype::Auto => cpu::Dtype::Auto,
+                    Dtype::Bf16 => cpu::Dtype::Bf16,
+                    Dtype::F32 => cpu::Dtype::F32,
+                },
+            }),
+        }
+    }
 }
 
 /// What computes.
@@ -147,8 +174,22 @@ impl ModelConfig {
 pub enum Device {
     /// The best that this machine has.
     Auto,
-    /// The reference back end, in f32 on the CPU.
+    /// The CPU, with kernels for its instructions.
+    Cpu,
+    /// The reference back end, in f32 on the CPU: slow.
     Reference,
+}
+
+/// The numbers that the CPU computes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// `f32` for checkpoints in `f32`, otherwise `bf16`.
+    Auto,
+    /// Weights as the checkpoint has them (`f32` rounded to `bf16`), keys, values and adapters in `bf16`.
+    Bf16,
+    /// Everything in `f32`.
+    F32,
 }
 
 /// An adapter in the file: `name = "source"`, or `name = { source = "...", model = "..." }`.

@@ -16,7 +16,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    pub(super) fn new(spec: &RopeSpec) -> Self {
+    pub(in crate::backend) fn new(spec: &RopeSpec) -> Self {
         let angles = (0..spec.context).flat_map(|position| {
             // In f32, as transformers computes them.
             spec.frequencies.iter().map(move |step| position as f32 * step)
@@ -35,7 +35,8 @@ impl Rope {
     }
 
     /// Turns one head.
-    fn turn(&self, position: usize, head: &mut [f32]) {
+    #[inline(always)]
+    pub(in crate::backend) fn turn(&self, position: usize, head: &mut [f32]) {
         let row = position * self.pairs..(position + 1) * self.pairs;
         let (first, rest) = head.split_at_mut(self.pairs);
         let turns = self.cos[row.clone()].iter().zip(&self.sin[row]);

@@ -80,7 +80,7 @@ pub(super) fn rms_norm_in_place(x: &mut [f32], norm: &NormSpec) {
 }
 
 /// The nonlinearity of the gated MLP.
-pub(super) fn activate(activation: Activation, x: f32) -> f32 {
+pub(in crate::backend) fn activate(activation: Activation, x: f32) -> f32 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => {
@@ -95,7 +95,7 @@ pub(super) fn activate(activation: Activation, x: f32) -> f32 {
 }
 
 /// `cap * tanh(x / cap)`.
-pub(super) fn soft_cap(x: f32, cap: f32) -> f32 {
+pub(in crate::backend) fn soft_cap(x: f32, cap: f32) -> f32 {
     cap * (x / cap).tanh()
 }
 

@@ -30,6 +30,7 @@ use crate::{
 
 pub use adapter::ReferenceAdapter;
 pub use attention::Rope;
+pub(super) use kernels::{activate, soft_cap};
 pub use linear::{Embedding, Head, Linear};
 
 /// The reference back end.

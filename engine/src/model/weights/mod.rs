@@ -70,6 +70,11 @@ impl Checkpoint {
         self.tensors.get(name).map(|entry| entry.shape.as_slice())
     }
 
+    /// The number type of a tensor, if there is one.
+    pub(crate) fn dtype(&self, name: &str) -> Option<GgmlDType> {
+        self.tensors.get(name).map(|entry| entry.dtype)
+    }
+
     /// A matrix of exactly this shape.
     ///
     /// # Errors

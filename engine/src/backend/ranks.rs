@@ -2,19 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::quantized::GgmlDType;
-use heddle_engine::{
+use super::{
+    Backend, HeadSpec, HeadWeight, HostTensor, LinearPart, LinearSpec, RowOrder, Step, StepLimits,
+    cpu::{self, Cpu, CpuOptions},
+    reference::Reference,
+};
+use crate::{
     adapter::{LoraPair, LoraSite, LoraWeights, Projection},
-    backend::{
-        Backend, HeadSpec, HeadWeight, HostTensor, LinearPart, LinearSpec, RowOrder, Step, StepLimits,
-        reference::Reference,
-    },
     batch::{Batch, LogitRows, Span},
     ids::{BlockId, Generation, TokenId},
     model::ModelConfig,
 };
+use candle_core::quantized::GgmlDType;
 
-use crate::batches::Numbers;
+/// A cheap sequence of numbers, the same each time (Marsaglia's xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
 
 const RANKS: [usize; 12] = [1, 2, 3, 7, 8, 16, 31, 64, 100, 128, 200, 256];
 const Q: LoraSite = LoraSite::Layer(0, Projection::Q);
@@ -211,14 +222,25 @@ fn hold_rank<B: Backend>(backend: &mut B, numbers: &mut Numbers, rank: usize) {
     }
 }
 
+fn hold_ranks(backend: &mut impl Backend) {
+    let mut numbers = Numbers(0xab5);
+    for rank in RANKS {
+        hold_rank(backend, &mut numbers, rank);
+    }
+}
+
 #[test]
 fn every_rank_equals_the_dense_product() {
     let config = br#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8,
         "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 16}"#;
     let config = ModelConfig::from_json(config).unwrap();
-    let mut backend = Reference::new(&config, 1 << 16).unwrap();
-    let mut numbers = Numbers(0xab5);
-    for rank in RANKS {
-        hold_rank(&mut backend, &mut numbers, rank);
+    hold_ranks(&mut Reference::new(&config, 1 << 16).unwrap());
+    for kernels in cpu::kernels() {
+        let options = CpuOptions {
+            threads: Some(2),
+            kernels: Some(kernels.to_owned()),
+            ..CpuOptions::default()
+        };
+        hold_ranks(&mut Cpu::<f32>::new(&config, 1 << 16, &options).unwrap());
     }
 }

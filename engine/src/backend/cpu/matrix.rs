@@ -1,0 +1,256 @@
+//! Weights as the kernels read them: panels of [`PANEL`] outputs, each a stream of cache lines along the inputs.
+//!
+//! Packed once, at load. Quantised weights of the formats that have kernels keep their bits; others are dequantised to
+//! 16 bits.
+
+mod float;
+mod quant;
+
+use candle_core::quantized::GgmlDType;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::simd::{Number, Simd};
+use crate::backend::HostTensor;
+
+pub(super) use float::{Line, PairLine, pair_product, product};
+pub(super) use quant::{BLOCK, Q4, Q8, QuantBlock, QuantInput, product as quant_product, quantise};
+
+/// Outputs in a panel: two vectors of lanes.
+pub(super) const PANEL: usize = 32;
+
+/// The sums of a panel's outputs for some rows.
+pub(super) type Sums<S, const M: usize> = [[<S as Simd>::F; 2]; M];
+
+/// A packed weight, `[outputs, inputs]`.
+pub(super) struct Matrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) panels: Panels,
+}
+
+/// The panels one after the other.
+pub(super) enum Panels {
+    /// A line for each input.
+    F32(Vec<Line<f32>>),
+    /// The same.
+    F16(Vec<Line<f16>>),
+    /// The same.
+    Bf16(Vec<Line<bf16>>),
+    /// A line for each pair of inputs; the last pair is filled with zeros.
+    Pairs(Vec<PairLine>),
+    /// A block for each 32 inputs.
+    Q8(Vec<Q8>),
+    /// The same. The minima are `-8 * scale`, and absent.
+    Q4Symmetric(Vec<Q4<0>>),
+    /// The same.
+    Q4(Vec<Q4<PANEL>>),
+}
+
+/// How weights are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Storage {
+    /// Everything in `f32`.
+    F32,
+    /// As the checkpoint has it, floating point of 32 bits rounded to `bf16`.
+    Compact {
+        /// Whether the products of `bf16` weights are taken in pairs.
+        pairs: bool,
+    },
+}
+
+/// What form a matrix wants its input rows in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InputForm {
+    /// As they are.
+    F32,
+    /// Rounded to `bf16`.
+    Pairs,
+    /// In blocks of 32 signed bytes.
+    Quantised,
+}
+
+impl Matrix {
+    /// Packs the rows `range` of a tensor.
+    ///
+    /// # Errors
+    /// candle's message where it cannot dequantise the type.
+    pub(super) fn pack(
+        tensor: &HostTensor<'_>,
+        range: std::ops::Range<usize>,
+        storage: Storage,
+    ) -> Result<Self, String> {
+        let (outputs, inputs) = (range.len(), tensor.cols);
+        let pack = Pack {
+            tensor,
+            first: range.start,
+            outputs,
+        };
+        let panels = match (storage, tensor.dtype) {
+            (Storage::Compact { .. }, GgmlDType::Q8_0) => Panels::Q8(pack.blocks(Q8::fill)),
+            (Storage::Compact { .. }, GgmlDType::Q4_0) => Panels::Q4Symmetric(pack.blocks(Q4::fill)),
+            (Storage::Compact { .. }, GgmlDType::Q4_1) => Panels::Q4(pack.blocks(Q4::fill)),
+            (Storage::Compact { pairs: true }, GgmlDType::BF16 | GgmlDType::F32) => {
+                Panels::Pairs(pack.pairs()?)
+            }
+            (Storage::Compact { .. }, GgmlDType::BF16 | GgmlDType::F32) => Panels::Bf16(pack.lines()?),
+            (Storage::Compact { .. }, _) => Panels::F16(pack.lines()?),
+            (Storage::F32, _) => Panels::F32(pack.lines()?),
+        };
+        Ok(Self {
+            outputs,
+            inputs,
+            panels,
+        })
+    }
+
+    /// Packs numbers, `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// As [`pack`](Self::pack); none is known.
+    pub(super) fn from_f32(
+        outputs: usize,
+        inputs: usize,
+        numbers: &[f32],
+        storage: Storage,
+    ) -> Result<Self, String> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let tensor = HostTensor {
+            rows: outputs,
+            cols: inputs,
+            dtype: GgmlDType::F32,
+            data: &bytes,
+            order: crate::backend::RowOrder::Plain,
+        };
+        Self::pack(&tensor, 0..outputs, storage)
+    }
+
+    /// How many panels.
+    pub(super) fn panel_count(&self) -> usize {
+        self.outputs.div_ceil(PANEL)
+    }
+
+    /// Bytes in memory.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.panels {
+            Panels::F32(panels) => size_of_val(panels.as_slice()),
+            Panels::F16(panels) => size_of_val(panels.as_slice()),
+            Panels::Bf16(panels) => size_of_val(panels.as_slice()),
+            Panels::Pairs(panels) => size_of_val(panels.as_slice()),
+            Panels::Q8(panels) => size_of_val(panels.as_slice()),
+            Panels::Q4Symmetric(panels) => size_of_val(panels.as_slice()),
+            Panels::Q4(panels) => size_of_val(panels.as_slice()),
+        }
+    }
+
+    pub(super) fn input_form(&self) -> InputForm {
+        match self.panels {
+            Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_) => InputForm::F32,
+            Panels::Pairs(_) => InputForm::Pairs,
+            Panels::Q8(_) | Panels::Q4Symmetric(_) | Panels::Q4(_) => InputForm::Quantised,
+        }
+    }
+
+    /// Writes the weights of one output to `to`, in `f32`.
+    pub(super) fn read_output(&self, output: usize, to: &mut [f32]) {
+        let (panel, lane) = (output / PANEL, output % PANEL);
+        match &self.panels {
+            Panels::F32(panels) => float::read(panel_of(panels, panel, self.inputs), lane, to),
+            Panels::F16(panels) => float::read(panel_of(panels, panel, self.inputs), lane, to),
+            Panels::Bf16(panels) => float::read(panel_of(panels, panel, self.inputs), lane, to),
+            Panels::Pairs(panels) => {
+                float::read_pairs(panel_of(panels, panel, self.inputs.div_ceil(2)), lane, to);
+            }
+            Panels::Q8(panels) => quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to),
+            Panels::Q4Symmetric(panels) => {
+                quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to);
+            }
+            Panels::Q4(panels) => quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to),
+        }
+    }
+}
+
+/// Panel `index` of panels of `len` units each.
+#[inline(always)]
+pub(super) fn panel_of<T>(panels: &[T], index: usize, len: usize) -> &[T] {
+    &panels[index * len..(index + 1) * len]
+}
+
+/// Rows of a tensor on their way into panels.
+struct Pack<'a> {
+    tensor: &'a HostTensor<'a>,
+    first: usize,
+    outputs: usize,
+}
+
+impl Pack<'_> {
+    /// `inputs` lines for each panel.
+    fn lines<W: Number>(&self) -> Result<Vec<Line<W>>, String> {
+        let inputs = self.tensor.cols;
+        let mut lines = vec![Line::default(); self.outputs.div_ceil(PANEL) * inputs];
+        self.each_row_of_panel(&mut lines, inputs, |panel, lane, numbers| {
+            for (line, number) in panel.iter_mut().zip(numbers) {
+                line.0[lane] = W::of(*number);
+            }
+        })?;
+        Ok(lines)
+    }
+
+    fn pairs(&self) -> Result<Vec<PairLine>, String> {
+        let pairs = self.tensor.cols.div_ceil(2);
+        let mut lines = vec![PairLine::default(); self.outputs.div_ceil(PANEL) * pairs];
+        self.each_row_of_panel(&mut lines, pairs, |panel, lane, numbers| {
+            for (line, pair) in panel.iter_mut().zip(numbers.chunks(2)) {
+                for (to, number) in line.0[lane].iter_mut().zip(pair) {
+                    *to = bf16::from_f32(*number);
+                }
+            }
+        })?;
+        Ok(lines)
+    }
+
+    /// Calls `put` with a panel, a lane and its output's weights in `f32`, for every output.
+    fn each_row_of_panel<T: Send>(
+        &self,
+        panels: &mut [T],
+        panel_len: usize,
+        put: impl Fn(&mut [T], usize, &[f32]) + Sync,
+    ) -> Result<(), String> {
+        panels
+            .par_chunks_mut(panel_len.max(1))
+            .enumerate()
+            .try_for_each(|(index, panel)| {
+                for lane in 0..PANEL.min(self.outputs - index * PANEL) {
+                    let row = self.first + index * PANEL + lane;
+                    let row = HostTensor {
+                        rows: 1,
+                        cols: self.tensor.cols,
+                        dtype: self.tensor.dtype,
+                        data: self.tensor.row(row),
+                        order: crate::backend::RowOrder::Plain,
+                    };
+                    put(panel, lane, &row.to_f32()?);
+                }
+                Ok(())
+            })
+    }
+
+    /// The quantised blocks as they are, `inputs / BLOCK` for each panel.
+    fn blocks<B: Clone + Default + Send>(&self, fill: impl Fn(&mut B, usize, &[u8]) + Sync) -> Vec<B> {
+        let per_row = self.tensor.cols / BLOCK;
+        let mut blocks = vec![B::default(); self.outputs.div_ceil(PANEL) * per_row];
+        blocks
+            .par_chunks_mut(per_row.max(1))
+            .enumerate()
+            .for_each(|(index, panel)| {
+                for lane in 0..PANEL.min(self.outputs - index * PANEL) {
+                    let row = self.tensor.row(self.first + index * PANEL + lane);
+                    let stored = row.chunks_exact(row.len() / per_row.max(1));
+                    for (block, bytes) in panel.iter_mut().zip(stored) {
+                        fill(block, lane, bytes);
+                    }
+                }
+            });
+        blocks
+    }
+}

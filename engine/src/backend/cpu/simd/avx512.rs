@@ -1,0 +1,181 @@
+//! AVX-512 with VNNI, with or without the products of `bf16` pairs: one register.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Kernel, LANES, Simd};
+
+/// The proof that there is AVX-512 F, BW, DQ, VL and VNNI; with `BF16`, that one too, and fast.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Avx512<const BF16: bool>(());
+
+impl<const BF16: bool> Avx512<BF16> {
+    pub(super) fn detect() -> Option<Self> {
+        let common = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("f16c");
+        (common && (!BF16 || pairs_are_fast())).then_some(Self(()))
+    }
+
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
+        fn run<K: Kernel, const BF16: bool>(simd: Avx512<BF16>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma,avx512bf16")]
+        fn run_bf16<K: Kernel, const BF16: bool>(simd: Avx512<BF16>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` proves that the machine has them.
+        unsafe {
+            if BF16 {
+                run_bf16(self, kernel)
+            } else {
+                run(self, kernel)
+            }
+        }
+    }
+}
+
+/// Zen 4 multiplies pairs at twice the rate of its FMA. Sapphire and Emerald Rapids do it at half of that rate.
+fn pairs_are_fast() -> bool {
+    let vendor = __cpuid(0);
+    let is_amd = (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163);
+    is_amd && is_x86_feature_detected!("avx512bf16")
+}
+
+// SAFETY of every intrinsic below: `self` proves that the machine has its instructions, and loads and stores stay within
+// the arrays that they are given.
+impl<const BF16: bool> Simd for Avx512<BF16> {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+
+    const ROWS: usize = 8;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, x: Self::F, to: &mut [f32; LANES]) {
+        // SAFETY: see the impl.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let halves = _mm256_loadu_si256(from.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        }
+    }
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn power_of_two(self, shifted: Self::F) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+            _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(127 << 23)))
+        }
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    fn to_f32(self, x: Self::I) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn low_nibbles(self, x: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_and_si512(x, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    fn high_nibbles(self, x: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(x), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    fn dot<const NIBBLES: bool>(self, sums: Self::I, weights: Self::B, x: [i8; 4]) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = _mm512_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
+            _mm512_dpbusd_epi32(sums, weights, x)
+        }
+    }
+    #[inline(always)]
+    fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F {
+        // SAFETY: see the impl; the instruction of the first way is there where `BF16` is.
+        unsafe {
+            let pairs = _mm512_loadu_si512(weights.as_ptr().cast());
+            if BF16 {
+                let x = u32::from(x[0].to_bits()) | u32::from(x[1].to_bits()) << 16;
+                let x = _mm512_set1_epi32(x as i32);
+                _mm512_dpbf16_ps(sums, std::mem::transmute(pairs), std::mem::transmute(x))
+            } else {
+                let first = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
+                let second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff)));
+                let sums = _mm512_fmadd_ps(second, _mm512_set1_ps(x[1].to_f32()), sums);
+                _mm512_fmadd_ps(first, _mm512_set1_ps(x[0].to_f32()), sums)
+            }
+        }
+    }
+}
