@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let mut model = load(
         &arguments.model,
         &LoadOptions {
-            backend: BackendChoice::Reference,
+            backend: BackendChoice::default(),
             kv_bytes: arguments.kv_bytes,
             context: None,
         },

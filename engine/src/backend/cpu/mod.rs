@@ -8,8 +8,7 @@
 //!
 //! # What is computed in which numbers
 //! Activations are `f32`. Weights keep the checkpoint's numbers: floating point is widened as it is read, or, with
-//! `avx512-bf16`, meets activations rounded to `bf16`; quantised weights meet activations quantised to 8 bits, as in
-//! llama.cpp. Keys, values and adapters are `bf16`. With [`Dtype::F32`] all of them are `f32`.
+//! `avx512-bf16`, meets activations rounded to `bf16`; quantised weights meet activations quantised to 16 bits. Keys, values and adapters are `bf16`. With [`Dtype::F32`] all of them are `f32`.
 //!
 //! # Where the time goes
 //! Decoding reads every weight once for each step, so it is the memory's bandwidth that limits it: weights are packed so

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, word_pair};
 
 /// The proof that there is AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ fn both<T>(f: impl Fn(usize) -> T) -> [T; 2] {
 impl Simd for Avx2 {
     type F = [__m256; 2];
     type I = [__m256i; 2];
-    type B = [__m256i; 2];
+    type W = [__m256i; 2];
 
     const ROWS: usize = 2;
 
@@ -127,41 +127,34 @@ impl Simd for Avx2 {
         both(|i| unsafe { _mm256_cvtepi32_ps(x[i]) })
     }
     #[inline(always)]
-    fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B {
+    fn load_words(self, from: &[u16; 2 * LANES]) -> Self::W {
         // SAFETY: see the impl.
-        both(|i| unsafe { _mm256_loadu_si256(from.as_ptr().add(32 * i).cast()) })
+        both(|i| unsafe { _mm256_loadu_si256(from.as_ptr().add(16 * i).cast()) })
     }
     #[inline(always)]
-    fn low_nibbles(self, x: Self::B) -> Self::B {
-        // SAFETY: see the impl.
-        both(|i| unsafe { _mm256_and_si256(x[i], _mm256_set1_epi8(15)) })
-    }
-    #[inline(always)]
-    fn high_nibbles(self, x: Self::B) -> Self::B {
-        // SAFETY: see the impl.
-        both(|i| unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(x[i]), _mm256_set1_epi8(15)) })
-    }
-    #[inline(always)]
-    fn dot<const NIBBLES: bool>(self, sums: Self::I, weights: Self::B, x: [i8; 4]) -> Self::I {
+    fn nibbles<const BIT: u32>(self, x: Self::W) -> Self::W {
         // SAFETY: see the impl.
         both(|i| unsafe {
-            let products = if NIBBLES {
-                // A sum of two products is at most 2 * 15 * 128: it fits in 16 bits.
-                let x = _mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
-                _mm256_madd_epi16(_mm256_maddubs_epi16(weights[i], x), _mm256_set1_epi16(1))
-            } else {
-                // Each byte on 16 bits; the two sums of a group of four lie side by side and are added in their order.
-                let x = x.map(i16::from);
-                let x = _mm256_setr_epi16(
-                    x[0], x[1], x[2], x[3], x[0], x[1], x[2], x[3], x[0], x[1], x[2], x[3], x[0], x[1], x[2],
-                    x[3],
-                );
-                let zero = _mm256_setzero_si256();
-                let low = _mm256_madd_epi16(_mm256_unpacklo_epi8(weights[i], zero), x);
-                let high = _mm256_madd_epi16(_mm256_unpackhi_epi8(weights[i], zero), x);
-                _mm256_hadd_epi32(low, high)
-            };
-            _mm256_add_epi32(sums[i], products)
+            let shifted = _mm256_srl_epi16(x[i], _mm_cvtsi32_si128(BIT as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi16(15))
+        })
+    }
+    #[inline(always)]
+    fn bytes<const BIT: u32>(self, x: Self::W) -> Self::W {
+        // SAFETY: see the impl.
+        both(|i| unsafe {
+            let shifted = _mm256_srl_epi16(x[i], _mm_cvtsi32_si128(BIT as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi16(255))
+        })
+    }
+    #[inline(always)]
+    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I {
+        // SAFETY: see the impl.
+        both(|i| unsafe {
+            _mm256_add_epi32(
+                sums[i],
+                _mm256_madd_epi16(weights[i], _mm256_set1_epi32(word_pair(x))),
+            )
         })
     }
     #[inline(always)]

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, word_pair};
 
 /// The proof that there is AVX-512 F, BW, DQ, VL and VNNI; with `BF16`, that one too, and fast.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,7 @@ fn pairs_are_fast() -> bool {
 impl<const BF16: bool> Simd for Avx512<BF16> {
     type F = __m512;
     type I = __m512i;
-    type B = __m512i;
+    type W = __m512i;
 
     const ROWS: usize = 8;
 
@@ -139,27 +139,24 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B {
+    fn load_words(self, from: &[u16; 2 * LANES]) -> Self::W {
         // SAFETY: see the impl.
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
     }
     #[inline(always)]
-    fn low_nibbles(self, x: Self::B) -> Self::B {
+    fn nibbles<const BIT: u32>(self, x: Self::W) -> Self::W {
         // SAFETY: see the impl.
-        unsafe { _mm512_and_si512(x, _mm512_set1_epi8(15)) }
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<BIT>(x), _mm512_set1_epi16(15)) }
     }
     #[inline(always)]
-    fn high_nibbles(self, x: Self::B) -> Self::B {
+    fn bytes<const BIT: u32>(self, x: Self::W) -> Self::W {
         // SAFETY: see the impl.
-        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(x), _mm512_set1_epi8(15)) }
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<BIT>(x), _mm512_set1_epi16(255)) }
     }
     #[inline(always)]
-    fn dot<const NIBBLES: bool>(self, sums: Self::I, weights: Self::B, x: [i8; 4]) -> Self::I {
+    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I {
         // SAFETY: see the impl.
-        unsafe {
-            let x = _mm512_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8)));
-            _mm512_dpbusd_epi32(sums, weights, x)
-        }
+        unsafe { _mm512_dpwssd_epi32(sums, weights, _mm512_set1_epi32(word_pair(x))) }
     }
     #[inline(always)]
     fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F {

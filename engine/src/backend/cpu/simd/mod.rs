@@ -25,8 +25,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     type F: Copy;
     /// Sixteen `i32`.
     type I: Copy;
-    /// Sixty-four bytes.
-    type B: Copy;
+    /// Thirty-two 16-bit words: two for each lane.
+    type W: Copy;
 
     /// Rows of activations that a tile of [`PANEL`](super::matrix::PANEL) outputs takes at once: what fits in the registers.
     const ROWS: usize;
@@ -53,14 +53,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn splat_int(self, x: i32) -> Self::I;
     fn to_f32(self, x: Self::I) -> Self::F;
 
-    fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B;
-    /// The low four bits of each byte.
-    fn low_nibbles(self, x: Self::B) -> Self::B;
-    /// The high four bits of each byte.
-    fn high_nibbles(self, x: Self::B) -> Self::B;
-    /// Adds to each lane the products of its four unsigned bytes with four signed ones, which all lanes share. `NIBBLES`
-    /// promises that the unsigned ones are below 16, which is faster in places.
-    fn dot<const NIBBLES: bool>(self, sums: Self::I, weights: Self::B, x: [i8; 4]) -> Self::I;
+    fn load_words(self, from: &[u16; 2 * LANES]) -> Self::W;
+    /// Of each word the four bits from `BIT` on.
+    fn nibbles<const BIT: u32>(self, x: Self::W) -> Self::W;
+    /// Of each word the eight bits from `BIT` on, 0 or 8.
+    fn bytes<const BIT: u32>(self, x: Self::W) -> Self::W;
+    /// Adds to each lane the products of its two words with two numbers that all lanes share.
+    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I;
 
     /// Adds to each lane the product of its pair of weights with a pair that all lanes share, as AVX512-BF16 does.
     fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F;
@@ -114,6 +113,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
         let power = self.exp(self.add(x, x));
         self.sub(one, self.div(self.splat(2.0), self.add(power, one)))
     }
+}
+
+/// Two words in one of twice the size, the first in the low half.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn word_pair([low, high]: [i16; 2]) -> i32 {
+    i32::from(low as u16) | i32::from(high) << 16
 }
 
 /// A number as weights, adapters and the KV cache store it.

@@ -16,7 +16,7 @@ fn each<T: Copy>(f: impl Fn(usize) -> T) -> [T; LANES] {
 impl Simd for Portable {
     type F = [f32; LANES];
     type I = [i32; LANES];
-    type B = [u8; 4 * LANES];
+    type W = [u16; 2 * LANES];
 
     const ROWS: usize = 2;
 
@@ -81,22 +81,22 @@ impl Simd for Portable {
         each(|i| x[i] as f32)
     }
     #[inline(always)]
-    fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B {
+    fn load_words(self, from: &[u16; 2 * LANES]) -> Self::W {
         *from
     }
     #[inline(always)]
-    fn low_nibbles(self, x: Self::B) -> Self::B {
-        x.map(|byte| byte & 15)
+    fn nibbles<const BIT: u32>(self, x: Self::W) -> Self::W {
+        x.map(|word| word >> BIT & 15)
     }
     #[inline(always)]
-    fn high_nibbles(self, x: Self::B) -> Self::B {
-        x.map(|byte| byte >> 4)
+    fn bytes<const BIT: u32>(self, x: Self::W) -> Self::W {
+        x.map(|word| word >> BIT & 255)
     }
     #[inline(always)]
-    fn dot<const NIBBLES: bool>(self, sums: Self::I, weights: Self::B, x: [i8; 4]) -> Self::I {
+    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I {
         each(|i| {
-            let products = (0..4).map(|j| i32::from(weights[4 * i + j]) * i32::from(x[j]));
-            sums[i] + products.sum::<i32>()
+            let [first, second] = [0, 1].map(|j| i32::from(weights[2 * i + j]) * i32::from(x[j]));
+            sums[i] + first + second
         })
     }
     #[inline(always)]

@@ -25,18 +25,20 @@ impl Kernel for Everything {
     fn run<S: Simd>(self, simd: S) -> Self::Output {
         let [a, b, c] = [0, 1, 2].map(|i| numbers(3 * self.0 + i, 40.0));
         let (x, y, z) = (simd.load(&a), simd.load(&b), simd.load(&c));
-        let bytes: [u8; 4 * LANES] = std::array::from_fn(|i| (a[i / 4].to_bits() >> (i % 4 * 8)) as u8);
-        let weights = simd.load_bytes(&bytes);
-        let signed = [-128, 127, b[0] as i8, c[0] as i8];
-        let extremes = simd.load_bytes(&[255; 4 * LANES]);
+        let words: [u16; 2 * LANES] = std::array::from_fn(|i| (a[i / 2].to_bits() >> (i % 2 * 16)) as u16);
+        let words = simd.load_words(&words);
+        let signed = [a[0].to_bits() as i16, b[0].to_bits() as i16];
+        let extremes = simd.load_words(&[0xffff; 2 * LANES]);
         let start = simd.splat_int(-7);
         let whole = [
-            simd.dot::<false>(start, weights, signed),
-            simd.dot::<false>(start, extremes, [-128; 4]),
-            simd.dot::<false>(start, extremes, [127; 4]),
-            simd.dot::<true>(start, simd.low_nibbles(weights), signed),
-            simd.dot::<true>(start, simd.high_nibbles(weights), signed),
-            simd.dot::<true>(start, simd.low_nibbles(extremes), [-128; 4]),
+            simd.dot(start, simd.bytes::<0>(words), signed),
+            simd.dot(start, simd.bytes::<8>(words), signed),
+            simd.dot(start, simd.bytes::<0>(extremes), [i16::MIN; 2]),
+            simd.dot(start, simd.bytes::<8>(extremes), [i16::MAX; 2]),
+            simd.dot(start, simd.nibbles::<0>(words), signed),
+            simd.dot(start, simd.nibbles::<4>(words), signed),
+            simd.dot(start, simd.nibbles::<8>(words), signed),
+            simd.dot(start, simd.nibbles::<12>(words), signed),
         ];
         let results = [
             simd.splat(a[0]),
