@@ -89,6 +89,9 @@ pub trait Runner: Send {
     /// Runs one step: writes the rows' keys and values into their blocks and returns the logits that were asked for.
     fn forward(&mut self, batch: &Batch) -> Result<Logits>;
 
+    /// Takes back what a step returned, so that the next one need not make room for its own.
+    fn recycle(&mut self, _: Logits) {}
+
     /// Blocks that the KV cache holds.
     fn kv_blocks(&self) -> usize;
 

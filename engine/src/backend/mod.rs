@@ -175,4 +175,7 @@ pub trait Backend: Sized + Send + 'static {
     /// The logits of the step's wanted rows, on the host: `cap * tanh((x @ head^T + LoRA) / cap)`, without the cap where
     /// there is none; an adapter that brings a whole head of its own takes the head's place. Called once, after `run`.
     fn logits(&mut self, step: &Step, x: &Self::Buffer, head: &Self::Head) -> Result<Logits>;
+
+    /// Takes back what [`logits`](Self::logits) returned: its memory may serve the next step.
+    fn recycle(&mut self, _: Logits) {}
 }

@@ -269,6 +269,7 @@ impl StepLoop {
             Ok(mut logits) => {
                 self.status.step_succeeded();
                 self.settle(&plan, &wanted, &mut logits);
+                self.runner.recycle(logits);
             }
             Err(error) => {
                 tracing::error!(%error, "a step failed");

@@ -114,6 +114,10 @@ impl<B: Backend> Runner for Decoder<B> {
             .logits(&step, &self.activations.normed, &self.network.head)
     }
 
+    fn recycle(&mut self, logits: Logits) {
+        self.backend.recycle(logits);
+    }
+
     fn kv_blocks(&self) -> usize {
         self.backend.kv_blocks()
     }

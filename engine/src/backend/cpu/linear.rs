@@ -14,6 +14,8 @@ use crate::adapter::LoraSite;
 
 /// Rows of activations that one task takes with a panel: with wide inputs, what stays in the second cache.
 const ROW_BLOCK: usize = 64;
+/// Pieces of a product for each thread: enough that one that is late delays the others little.
+const PIECES: usize = 8;
 /// Rows of one task of the first half of a LoRA.
 const SHRINK_ROWS: usize = 8;
 
@@ -100,17 +102,22 @@ impl Linear {
         self.shrink(pool, level, scratch, operands);
         let blocks = Cut::of(operands.rows, ROW_BLOCK);
         let out = Parts::new(out);
-        pool.run(self.panels.len() * blocks.pieces(), |task| {
-            let (part, panel) = self.panels[task / blocks.pieces()];
-            level.run(PanelOfRows {
-                linear: self,
-                part: part as usize,
-                panel: panel as usize,
-                rows: blocks.piece(task % blocks.pieces()),
-                operands,
-                scratch,
-                out,
-            });
+        // Neighbouring panels go to one thread: their outputs may share cache lines.
+        let tasks = self.panels.len() * blocks.pieces();
+        let tasks = Cut::of(tasks, tasks.div_ceil(PIECES * pool.threads()).max(1));
+        pool.run(tasks.pieces(), |piece| {
+            for task in tasks.piece(piece) {
+                let (part, panel) = self.panels[task / blocks.pieces()];
+                level.run(PanelOfRows {
+                    linear: self,
+                    part: part as usize,
+                    panel: panel as usize,
+                    rows: blocks.piece(task % blocks.pieces()),
+                    operands,
+                    scratch,
+                    out,
+                });
+            }
         });
     }
 
@@ -328,12 +335,17 @@ impl<E: Number> PanelOfRows<'_, E> {
     fn store<S: Simd, const M: usize>(&self, simd: S, first: usize, sums: Sums<S, M>) {
         let bias = &self.linear.parts[self.part].bias;
         for (row, sums) in sums.into_iter().enumerate() {
-            let mut padded = [[0.0; LANES]; 2];
-            for (to, sums) in padded.iter_mut().zip(sums) {
-                simd.store(sums, to);
-            }
             let out = self.out_of(first + row);
-            out.copy_from_slice(&padded.as_flattened()[..out.len()]);
+            if let ([low, high], []) = out.as_chunks_mut::<LANES>() {
+                simd.store(sums[0], low);
+                simd.store(sums[1], high);
+            } else {
+                let mut padded = [[0.0; LANES]; 2];
+                for (to, sums) in padded.iter_mut().zip(sums) {
+                    simd.store(sums, to);
+                }
+                out.copy_from_slice(&padded.as_flattened()[..out.len()]);
+            }
             if let Some(bias) = bias {
                 for (out, bias) in out.iter_mut().zip(&bias[self.panel * PANEL..]) {
                     *out += bias;

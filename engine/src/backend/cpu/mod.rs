@@ -16,6 +16,7 @@
 //! multiplications: a tile of 32 outputs and as many rows as the registers hold reuses what it loads ([`linear`]).
 
 mod adapter;
+mod aligned;
 mod attention;
 mod elementwise;
 mod linear;
@@ -30,6 +31,7 @@ use std::{marker::PhantomData, ops::Range, sync::Arc};
 
 use self::{
     adapter::{CpuAdapter, Loader, LoraRows},
+    aligned::Aligned,
     attention::KvCache,
     linear::{Operands, Part, Scratch},
     matrix::{Matrix, PANEL, Storage},
@@ -88,6 +90,10 @@ pub(crate) struct Cpu<E> {
     kv: KvCache<E>,
     scratch: Scratch,
     tables: Tables,
+    /// The input of the head: the wanted rows.
+    wanted: Vec<f32>,
+    /// Logits that came back.
+    spare: Vec<f32>,
 }
 
 /// What a step's operations look up, made once for each step.
@@ -104,14 +110,13 @@ struct Tables {
 /// Activations: `[rows, width]`, row-major.
 pub struct Buffer {
     width: usize,
-    data: Vec<f32>,
+    data: Aligned,
 }
 
 impl Buffer {
-    /// Makes room for the rows of a step; what was in it may stay. It never shrinks, so that a step allocates only where it is
-    /// the largest so far.
+    /// Makes room for the rows of a step; what was in it may stay.
     fn set_rows(&mut self, rows: usize) {
-        self.data.resize(rows * self.width, 0.0);
+        self.data.resize(rows * self.width);
     }
 }
 
@@ -167,6 +172,8 @@ impl<E: Number> Cpu<E> {
             kv: KvCache::new(config.layers, blocks, config.kv_heads, config.head_dim),
             scratch: Scratch::default(),
             tables: Tables::default(),
+            wanted: Vec::new(),
+            spare: Vec::new(),
         })
     }
 }
@@ -225,7 +232,7 @@ impl<E: Number> Backend for Cpu<E> {
     fn buffer(&mut self, width: usize) -> Result<Buffer> {
         Ok(Buffer {
             width,
-            data: Vec::new(),
+            data: Aligned::default(),
         })
     }
 
@@ -402,25 +409,26 @@ impl<E: Number> Backend for Cpu<E> {
 
     fn logits(&mut self, step: &Step, x: &Buffer, head: &Head) -> Result<Logits> {
         let (rows, vocab) = (step.wanted.len(), head.linear.outputs);
-        let x: Vec<f32> = step
-            .wanted
-            .iter()
-            .flat_map(|row| &x.data[*row as usize * x.width..][..x.width])
-            .copied()
-            .collect();
+        self.wanted.clear();
+        for row in &step.wanted {
+            self.wanted
+                .extend_from_slice(&x.data[*row as usize * x.width..][..x.width]);
+        }
+        let x = &self.wanted;
         let place = |row: usize| step.wanted.binary_search(&(row as u32)).ok();
         self.tables.wanted_lora.set(step, rows, place);
         let adapters = adapters(step)?;
         let operands = Operands::<E> {
-            x: &x,
+            x,
             rows,
             lora: &self.tables.wanted_lora,
             adapters: &adapters,
         };
         let mut logits = Logits {
-            data: vec![0.0; rows * vocab],
+            data: std::mem::take(&mut self.spare),
             vocab,
         };
+        logits.data.resize(rows * vocab, 0.0);
         let (pool, scratch) = (&mut self.pool, &mut self.scratch);
         head.linear
             .apply(pool, self.level, scratch, &operands, &mut logits.data);
@@ -445,6 +453,10 @@ impl<E: Number> Backend for Cpu<E> {
             }
         }
         Ok(logits)
+    }
+
+    fn recycle(&mut self, logits: Logits) {
+        self.spare = logits.data;
     }
 }
 

@@ -240,15 +240,27 @@ pub(in super::super) fn product<S: Simd, Q: QuantBlock, const M: usize>(
     for (index, block) in panel.iter().enumerate() {
         let mut whole: [[S::I; 2]; M] =
             std::array::from_fn(|row| [simd.splat_int(-Q::ZERO * x[row][index].sum); 2]);
+        // Whole numbers may be added in any order. Of few rows, second sums keep the multipliers busy.
+        let mut second = [[simd.splat_int(0); 2]; M];
         for vector in 0..Q::VECTORS {
             let weights = block.weights(simd, vector);
             for (pair, weights) in weights[..Q::SHARED].iter().enumerate() {
                 for row in 0..M {
-                    let x = x[row][index].numbers[vector * Q::SHARED + pair];
+                    let x = &x[row][index].numbers[vector * Q::SHARED + pair];
+                    let sums = if M <= 2 && pair % 2 == 1 {
+                        &mut second
+                    } else {
+                        &mut whole
+                    };
                     for half in 0..2 {
-                        whole[row][half] = simd.dot(whole[row][half], weights[half], x);
+                        sums[row][half] = simd.dot(sums[row][half], weights[half], x);
                     }
                 }
+            }
+        }
+        if M <= 2 {
+            for (whole, second) in whole.as_flattened_mut().iter_mut().zip(second.as_flattened()) {
+                *whole = simd.add_int(*whole, *second);
             }
         }
         let (scales, minima) = (block.scales(simd), block.minima(simd));

@@ -122,6 +122,11 @@ impl Simd for Avx2 {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        both(|i| unsafe { _mm256_add_epi32(a[i], b[i]) })
+    }
+    #[inline(always)]
     fn to_f32(self, x: Self::I) -> Self::F {
         // SAFETY: see the impl.
         both(|i| unsafe { _mm256_cvtepi32_ps(x[i]) })
@@ -148,14 +153,19 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I {
+    fn dot(self, sums: Self::I, weights: Self::W, x: &[i16; 2]) -> Self::I {
         // SAFETY: see the impl.
         both(|i| unsafe {
             _mm256_add_epi32(
                 sums[i],
-                _mm256_madd_epi16(weights[i], _mm256_set1_epi32(word_pair(x))),
+                _mm256_madd_epi16(weights[i], _mm256_set1_epi32(word_pair(*x))),
             )
         })
+    }
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: it reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F {

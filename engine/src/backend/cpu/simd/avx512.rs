@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, LANES, Simd, word_pair};
+use super::{Kernel, LANES, Simd};
 
 /// The proof that there is AVX-512 F, BW, DQ, VL and VNNI; with `BF16`, that one too, and fast.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +46,25 @@ fn pairs_are_fast() -> bool {
     let vendor = __cpuid(0);
     let is_amd = (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163);
     is_amd && is_x86_feature_detected!("avx512bf16")
+}
+
+/// `vpdpwssd` with a pair of words from memory for every lane. By hand, because the compiler takes `_mm512_dpwssd_epi32`
+/// apart again, into a multiplication and an addition, where it finds that the sums depend on each other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot(sums: __m512i, weights: __m512i, x: &[i16; 2]) -> __m512i {
+    let mut sums = sums;
+    // SAFETY: reads the four bytes of `x`; the features are there.
+    unsafe {
+        std::arch::asm!(
+            "vpdpwssd {sums}, {weights}, dword ptr [{x}]{{1to16}}",
+            sums = inout(zmm_reg) sums,
+            weights = in(zmm_reg) weights,
+            x = in(reg) x,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    sums
 }
 
 // SAFETY of every intrinsic below: `self` proves that the machine has its instructions, and loads and stores stay within
@@ -134,6 +153,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
     fn to_f32(self, x: Self::I) -> Self::F {
         // SAFETY: see the impl.
         unsafe { _mm512_cvtepi32_ps(x) }
@@ -154,9 +178,14 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<BIT>(x), _mm512_set1_epi16(255)) }
     }
     #[inline(always)]
-    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I {
+    fn dot(self, sums: Self::I, weights: Self::W, x: &[i16; 2]) -> Self::I {
         // SAFETY: see the impl.
-        unsafe { _mm512_dpwssd_epi32(sums, weights, _mm512_set1_epi32(word_pair(x))) }
+        unsafe { dot(sums, weights, x) }
+    }
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: it reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F {

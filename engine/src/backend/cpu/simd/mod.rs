@@ -51,6 +51,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn power_of_two(self, shifted: Self::F) -> Self::F;
 
     fn splat_int(self, x: i32) -> Self::I;
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
     fn to_f32(self, x: Self::I) -> Self::F;
 
     fn load_words(self, from: &[u16; 2 * LANES]) -> Self::W;
@@ -59,10 +60,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Of each word the eight bits from `BIT` on, 0 or 8.
     fn bytes<const BIT: u32>(self, x: Self::W) -> Self::W;
     /// Adds to each lane the products of its two words with two numbers that all lanes share.
-    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I;
+    fn dot(self, sums: Self::I, weights: Self::W, x: &[i16; 2]) -> Self::I;
 
     /// Adds to each lane the product of its pair of weights with a pair that all lanes share, as AVX512-BF16 does.
     fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F;
+
+    /// Asks for the cache line at an address, which need not be one.
+    fn prefetch<T>(self, at: *const T);
 
     /// The sum of all lanes, halving: lane `i` and lane `i + 8` first.
     #[inline(always)]

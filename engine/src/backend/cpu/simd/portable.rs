@@ -77,6 +77,10 @@ impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
     fn to_f32(self, x: Self::I) -> Self::F {
         each(|i| x[i] as f32)
     }
@@ -93,12 +97,14 @@ impl Simd for Portable {
         x.map(|word| word >> BIT & 255)
     }
     #[inline(always)]
-    fn dot(self, sums: Self::I, weights: Self::W, x: [i16; 2]) -> Self::I {
+    fn dot(self, sums: Self::I, weights: Self::W, x: &[i16; 2]) -> Self::I {
         each(|i| {
             let [first, second] = [0, 1].map(|j| i32::from(weights[2 * i + j]) * i32::from(x[j]));
             sums[i] + first + second
         })
     }
+    #[inline(always)]
+    fn prefetch<T>(self, _: *const T) {}
     #[inline(always)]
     fn pairs(self, sums: Self::F, weights: &[[bf16; 2]; LANES], x: [bf16; 2]) -> Self::F {
         each(|i| {

@@ -31,14 +31,15 @@ impl Kernel for Everything {
         let extremes = simd.load_words(&[0xffff; 2 * LANES]);
         let start = simd.splat_int(-7);
         let whole = [
-            simd.dot(start, simd.bytes::<0>(words), signed),
-            simd.dot(start, simd.bytes::<8>(words), signed),
-            simd.dot(start, simd.bytes::<0>(extremes), [i16::MIN; 2]),
-            simd.dot(start, simd.bytes::<8>(extremes), [i16::MAX; 2]),
-            simd.dot(start, simd.nibbles::<0>(words), signed),
-            simd.dot(start, simd.nibbles::<4>(words), signed),
-            simd.dot(start, simd.nibbles::<8>(words), signed),
-            simd.dot(start, simd.nibbles::<12>(words), signed),
+            simd.dot(start, simd.bytes::<0>(words), &signed),
+            simd.add_int(simd.splat_int(5), simd.dot(start, simd.bytes::<0>(words), &signed)),
+            simd.dot(start, simd.bytes::<8>(words), &signed),
+            simd.dot(start, simd.bytes::<0>(extremes), &[i16::MIN; 2]),
+            simd.dot(start, simd.bytes::<8>(extremes), &[i16::MAX; 2]),
+            simd.dot(start, simd.nibbles::<0>(words), &signed),
+            simd.dot(start, simd.nibbles::<4>(words), &signed),
+            simd.dot(start, simd.nibbles::<8>(words), &signed),
+            simd.dot(start, simd.nibbles::<12>(words), &signed),
         ];
         let results = [
             simd.splat(a[0]),
