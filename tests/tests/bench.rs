@@ -2,7 +2,7 @@
 
 use std::{
     net::TcpListener,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 use heddle_tests::{Server, binary};
@@ -93,7 +93,6 @@ fn clients_in_a_closed_loop_are_counted() {
     assert_eq!(document["work"]["clients"], 3);
     assert_eq!(document["work"]["adapters"], serde_json::json!(["caps", "json"]));
     assert_eq!(document["runs"].as_array().unwrap().len(), 1);
-    assert_eq!(document["runs"][0]["model"], "pocket", "the first of /v1/models");
     assert_eq!(document["ratio"], Value::Null);
     assert_whole(&document["runs"][0]);
 }
@@ -103,6 +102,7 @@ fn an_open_loop_sends_all_of_its_requests() {
     let (document, code) = measure(&Server::shared(), &["--rate", "200"]);
     assert_eq!(code, Some(0));
     assert_eq!(document["work"]["rate"], 200.0);
+    assert_eq!(document["runs"][0]["model"], "pocket", "the first of /v1/models");
     assert_whole(&document["runs"][0]);
 }
 
@@ -123,6 +123,34 @@ fn two_servers_take_turns() {
             "{figure} in {document}"
         );
     }
+}
+
+#[test]
+fn ctrl_c_shows_what_there_is() {
+    let server = Server::builder().start();
+    let url = server.url("");
+    // The first request is sent at once, the others within hours.
+    let args = ["bench", &url, "--json", "--rate", "0.0001", "--requests", "3"];
+    let child = Command::new(binary())
+        .args(args)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("heddle runs");
+    server.wait_until("the first request", || {
+        let metrics = server.get("/metrics").text;
+        metrics.contains("heddle_requests_total{route=\"/v1/completions\",status=\"200\"}")
+    });
+    let killed = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(killed.expect("kill runs").success());
+    let output = child.wait_with_output().expect("its output");
+    assert_eq!(output.status.code(), Some(130));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("a report");
+    let run = &document["runs"][0];
+    assert_eq!(run["complete"], false);
+    assert_eq!(run["errors"], 0);
+    assert!(run["ok"].as_u64().expect("a number") <= 1, "{run}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ Examples:
   heddle serve org/model --port 9000       serve a model of the hub
   heddle serve ./model --adapter sql=./adapters/sql --adapter chat=org/chat-lora
   heddle plugin check my-auth.wasm         would this component be taken, and if not, why?
-  heddle bench http://localhost:8080       how much does this server bear?
+  heddle bench http://localhost:8080       how fast is this server under load?
 
 Everything can be set in heddle.toml; HEDDLE_SECTION__KEY goes over it, flags over both.";
 
@@ -53,7 +53,7 @@ enum Command {
     /// Look after models
     #[command(subcommand)]
     Model(model::Command),
-    /// Put load on a server of OpenAI's API, and measure how it bears it
+    /// Measure throughput and latency of an OpenAI-style server under load
     Bench(bench::Args),
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Driver<'a> {
 /// How requests ended.
 pub(super) struct Driven {
     pub(super) outcomes: Vec<Result<Served, Failure>>,
-    /// From the first request to the end of the last one.
+    /// From the first request to the end of the last one of the outcomes.
     pub(super) elapsed: Duration,
     /// Whether all have ended.
     pub(super) complete: bool,
@@ -67,20 +67,21 @@ impl Driver<'_> {
             })
             .buffer_unordered(running.max(1));
         let mut outcomes = Vec::with_capacity(total);
+        let mut elapsed = Duration::ZERO;
         let complete = loop {
-            tokio::select! {
-                end = ends.next() => match end {
-                    Some(outcome) => outcomes.push(outcome),
-                    None => break true,
-                },
+            let end = tokio::select! {
+                end = ends.next() => end,
                 () = &mut stop => break false,
-            }
+            };
+            let Some(outcome) = end else { break true };
+            outcomes.push(outcome);
+            elapsed = started.elapsed();
             bar.inc(1);
         };
         bar.finish_and_clear();
         Driven {
             outcomes,
-            elapsed: started.elapsed(),
+            elapsed,
             complete,
         }
     }

@@ -1,4 +1,4 @@
-//! `heddle bench`: load on servers that speak OpenAI's API, and how they bear it.
+//! `heddle bench`: throughput and latency of OpenAI-style servers under load.
 //!
 //! Each request is a streamed completion of a fixed length, with a prompt that no other request has. The figures are
 //! throughput, time to first token (TTFT), inter-token latency and end-to-end latency.
@@ -77,6 +77,7 @@ async fn measure(args: &Args, workload: Workload) -> anyhow::Result<Report> {
     if !args.json {
         println!("{}", report.work);
     }
+    let no_adapters = report.work.workload.adapters.0.is_empty();
     let mut stop = pin!(interrupted());
     for run in 0..runs {
         // Each run has requests of its own, so that no run finds the prompts of the last one in a cache.
@@ -98,7 +99,7 @@ async fn measure(args: &Args, workload: Workload) -> anyhow::Result<Report> {
             }
             let run = Run {
                 server: server.address.clone(),
-                model: server.model.clone(),
+                model: no_adapters.then(|| server.model.clone()),
                 run: run + 1,
                 complete: driven.complete,
                 summary: Summary::new(driven.outcomes, driven.elapsed),

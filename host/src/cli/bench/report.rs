@@ -41,8 +41,8 @@ pub(super) struct Work {
 pub(super) struct Run {
     /// Its address.
     pub(super) server: String,
-    /// What was asked for where there are no adapters.
-    pub(super) model: String,
+    /// The model that was asked for; none where there are adapters.
+    pub(super) model: Option<String>,
     /// Counted from 1.
     pub(super) run: u32,
     /// Whether it came to its end.
@@ -72,7 +72,7 @@ impl Report {
         } else {
             columns.push("all runs");
         }
-        let mut text = format!("\n{:<18}", "median");
+        let mut text = format!("\n{:<20}", "median");
         for column in columns {
             text += &format!("{column:>14}");
         }
@@ -82,7 +82,7 @@ impl Report {
             ("inter-token p50, ms", |headline| headline.inter_token_p50_ms),
         ];
         for (name, figure) in rows {
-            text += &format!("\n{name:<18}");
+            text += &format!("\n{name:<20}");
             for (column, value) in values.iter().enumerate() {
                 // Ratios need more digits than figures.
                 let digits = if column == 2 { 3 } else { 1 };
@@ -143,7 +143,8 @@ impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let summary = &self.summary;
         let interrupted = if self.complete { "" } else { ", interrupted" };
-        writeln!(f, "run {} on {}{interrupted}", self.run, self.server)?;
+        let model = (self.model.as_ref()).map_or_else(String::new, |model| format!(", model {model}"));
+        writeln!(f, "run {} on {}{model}{interrupted}", self.run, self.server)?;
         writeln!(
             f,
             "  requests    {} ok, {} failed in {:.2} s",
@@ -157,12 +158,15 @@ impl fmt::Display for Run {
             "  throughput  {:.1} tokens/s, {:.2} requests/s",
             summary.tokens_per_second, summary.requests_per_second
         )?;
-        writeln!(
-            f,
-            "  tokens      {} in, {} out",
-            summary.tokens_in, summary.tokens_out
-        )?;
-        write!(f, "  {:<14}{:>10}{:>10}{:>10}", "ms", "p50", "p90", "p99")?;
+        write!(f, "  tokens      {} in", summary.tokens_in)?;
+        if summary.tokens_cached > 0 {
+            write!(f, " ({} from a prefix cache)", summary.tokens_cached)?;
+        }
+        write!(f, ", {} out", summary.tokens_out)?;
+        if summary.ok == 0 {
+            return Ok(());
+        }
+        write!(f, "\n  {:<14}{:>10}{:>10}{:>10}", "ms", "p50", "p90", "p99")?;
         for (name, percentiles) in [
             ("TTFT", summary.ttft_ms),
             ("inter-token", summary.inter_token_ms),
@@ -195,11 +199,12 @@ mod tests {
             gaps: vec![Duration::from_millis(5)],
             end_to_end: Duration::from_secs(1),
             prompt_tokens: 4,
+            cached_tokens: 1,
             completion_tokens: 10,
         };
         Run {
             server: server.to_owned(),
-            model: "base".to_owned(),
+            model: Some("base".to_owned()),
             run: 1,
             complete,
             summary: Summary::new(vec![Ok(served)], Duration::from_secs(1)),
@@ -270,10 +275,10 @@ mod tests {
         );
         let text = run("a", 10, false).to_string();
         for part in [
-            "run 1 on a, interrupted",
+            "run 1 on a, model base, interrupted",
             "1 ok, 0 failed in 1.00 s",
             "10.0 tokens/s, 1.00 requests/s",
-            "4 in, 10 out",
+            "4 in (1 from a prefix cache), 10 out",
             "TTFT                10.0      10.0      10.0",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");

@@ -28,6 +28,8 @@ pub(super) struct Served {
     pub(super) end_to_end: Duration,
     /// Tokens of the prompt; 0 if the server does not tell.
     pub(super) prompt_tokens: u64,
+    /// Those of them that came out of a prefix cache; 0 if the server does not tell.
+    pub(super) cached_tokens: u64,
     /// Tokens that were generated; the number of texts if the server does not tell.
     pub(super) completion_tokens: u64,
 }
@@ -144,6 +146,12 @@ struct Choice {
 struct Usage {
     prompt_tokens: u64,
     completion_tokens: u64,
+    prompt_tokens_details: Option<PromptTokens>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct PromptTokens {
+    cached_tokens: Option<u64>,
 }
 
 impl Stream {
@@ -176,6 +184,7 @@ impl Stream {
         let counted = Usage {
             prompt_tokens: 0,
             completion_tokens: self.texts.len() as u64,
+            prompt_tokens_details: None,
         };
         let usage = self.usage.unwrap_or(counted);
         Served {
@@ -183,6 +192,9 @@ impl Stream {
             gaps: self.texts.windows(2).map(|pair| pair[1] - pair[0]).collect(),
             end_to_end: now - self.sent,
             prompt_tokens: usage.prompt_tokens,
+            cached_tokens: (usage.prompt_tokens_details)
+                .and_then(|details| details.cached_tokens)
+                .unwrap_or(0),
             completion_tokens: usage.completion_tokens,
         }
     }
@@ -221,7 +233,7 @@ mod tests {
             (17, r#"{"choices":[{"text":"c","finish_reason":"length"}]}"#),
             (
                 18,
-                r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":4}}"#,
+                r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":2}}}"#,
             ),
         ] {
             stream.event(data, at(ms)).unwrap();
@@ -234,6 +246,7 @@ mod tests {
                 gaps: vec![Duration::from_millis(2), Duration::from_millis(5)],
                 end_to_end: Duration::from_millis(20),
                 prompt_tokens: 7,
+                cached_tokens: 2,
                 completion_tokens: 4,
             }
         );
@@ -245,6 +258,16 @@ mod tests {
         let mut stream = Stream::new(now);
         stream.event(r#"{"choices":[{"text":"a"}]}"#, now).unwrap();
         assert_eq!(stream.end(now).completion_tokens, 1);
+    }
+
+    #[test]
+    fn usage_without_details_is_usage() {
+        let now = Instant::now();
+        let mut stream = Stream::new(now);
+        let usage = r#"{"usage":{"prompt_tokens":7,"completion_tokens":4,"prompt_tokens_details":null}}"#;
+        stream.event(usage, now).unwrap();
+        let served = stream.end(now);
+        assert_eq!((served.prompt_tokens, served.cached_tokens), (7, 0));
     }
 
     #[test]

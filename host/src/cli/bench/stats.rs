@@ -17,6 +17,8 @@ pub(super) struct Summary {
     pub(super) seconds: f64,
     /// Tokens of the prompts.
     pub(super) tokens_in: u64,
+    /// Those of them that came out of a prefix cache, as far as the server tells.
+    pub(super) tokens_cached: u64,
     /// Tokens that were generated.
     pub(super) tokens_out: u64,
     /// Of those that were generated.
@@ -44,8 +46,8 @@ impl Summary {
                 }
             })
             .collect();
-        // Never 0: a run without a request takes some time, too.
-        let seconds = elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
+        let seconds = elapsed.as_secs_f64();
+        let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         let tokens_out = served.iter().map(|served| served.completion_tokens).sum();
         Self {
             ok: served.len(),
@@ -53,9 +55,10 @@ impl Summary {
             first_error,
             seconds,
             tokens_in: served.iter().map(|served| served.prompt_tokens).sum(),
+            tokens_cached: served.iter().map(|served| served.cached_tokens).sum(),
             tokens_out,
-            tokens_per_second: tokens_out as f64 / seconds,
-            requests_per_second: served.len() as f64 / seconds,
+            tokens_per_second: per_second(tokens_out as f64),
+            requests_per_second: per_second(served.len() as f64),
             ttft_ms: Percentiles::new(served.iter().filter_map(|served| served.ttft)),
             inter_token_ms: Percentiles::new(served.iter().flat_map(|served| served.gaps.iter().copied())),
             end_to_end_ms: Percentiles::new(served.iter().map(|served| served.end_to_end)),
@@ -165,6 +168,7 @@ mod tests {
                 gaps: ms(gaps.iter().copied()),
                 end_to_end: Duration::from_millis(100),
                 prompt_tokens: 10,
+                cached_tokens: 4,
                 completion_tokens: 3,
             })
         };
@@ -183,7 +187,10 @@ mod tests {
         let summary = Summary::new(outcomes, Duration::from_secs(2));
         assert_eq!((summary.ok, summary.errors), (2, 2));
         assert_eq!(summary.first_error.unwrap().text, "first");
-        assert_eq!((summary.tokens_in, summary.tokens_out), (20, 6));
+        assert_eq!(
+            (summary.tokens_in, summary.tokens_cached, summary.tokens_out),
+            (20, 8, 6)
+        );
         assert_eq!(
             (summary.tokens_per_second, summary.requests_per_second),
             (3.0, 1.0)
