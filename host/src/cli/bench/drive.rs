@@ -65,7 +65,7 @@ impl Driver<'_> {
                 }
                 request::send(self.server, self.workload, request).await
             })
-            .buffer_unordered(running.max(1));
+            .buffer_unordered(running);
         let mut outcomes = Vec::with_capacity(total);
         let mut elapsed = Duration::ZERO;
         let complete = loop {
