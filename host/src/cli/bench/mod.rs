@@ -35,7 +35,7 @@ const RUNS_OF_TWO: u32 = 5;
 /// Measures, shows the figures, and fails if a request failed.
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let workload = args.workload()?;
-    // One thread keeps up with any server, and leaves the cores to one on this machine.
+    // One thread: the other cores are left to a server on this machine.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
