@@ -1,7 +1,8 @@
-//! The command line: one file per command.
+//! The command line: one file or folder per command.
 
 mod banner;
 mod base_model;
+mod bench;
 mod model;
 mod plugin;
 mod progress;
@@ -28,6 +29,7 @@ Examples:
   heddle serve org/model --port 9000       serve a model of the hub
   heddle serve ./model --adapter sql=./adapters/sql --adapter chat=org/chat-lora
   heddle plugin check my-auth.wasm         would this component be taken, and if not, why?
+  heddle bench http://localhost:8080       how fast is this server under load?
 
 Everything can be set in heddle.toml; HEDDLE_SECTION__KEY goes over it, flags over both.";
 
@@ -51,6 +53,8 @@ enum Command {
     /// Look after models
     #[command(subcommand)]
     Model(model::Command),
+    /// Measure throughput and latency of an OpenAI-style server under load
+    Bench(bench::Args),
 }
 
 /// Runs the command line. Exit codes: 0 is success, 1 a failure, 2 a wrong command line or configuration.
@@ -61,6 +65,7 @@ pub fn main() -> ExitCode {
         Some(Command::Serve(args)) => serve::run(args),
         Some(Command::Plugin(command)) => plugin::run(command),
         Some(Command::Model(command)) => model::run(command),
+        Some(Command::Bench(args)) => bench::run(args),
     };
     match result {
         Ok(code) => code,

@@ -6,8 +6,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::plugin::PluginHost;
 
-/// The exit code of a second signal: what a shell shows for SIGINT.
-const INTERRUPTED: i32 = 130;
+/// The exit code of what a signal has cut short: what a shell shows for SIGINT.
+pub(super) const INTERRUPTED: u8 = 130;
 
 /// Begins to watch. What it returns resolves with the first signal to stop.
 pub(super) fn watch(plugins: PluginHost) -> io::Result<impl Future<Output = ()>> {
@@ -32,7 +32,7 @@ pub(super) fn watch(plugins: PluginHost) -> io::Result<impl Future<Output = ()>>
                 Some(stop) => drop(stop.send(())),
                 None => {
                     tracing::warn!("a second signal: stopping at once");
-                    std::process::exit(INTERRUPTED);
+                    std::process::exit(INTERRUPTED.into());
                 }
             }
         }
