@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     failed,
     matrix::{Line, Matrix, PANEL, Storage, panel_of},
+    memory::{Arena, Array},
     simd::{LANES, Number, Simd},
 };
 use crate::{
@@ -35,13 +36,13 @@ pub(super) struct Pair<E> {
     scale: f32,
     in_features: usize,
     /// `[rank, in]`.
-    a: Vec<E>,
+    a: Array<E>,
     /// `b` in panels of outputs: a line for each rank.
-    b: Vec<Line<E>>,
+    b: Array<Line<E>>,
 }
 
 impl<E: Number> Pair<E> {
-    fn new(pair: &LoraPair) -> Self {
+    fn new(pair: &LoraPair, arena: &mut Arena) -> std::io::Result<Self> {
         let panels = pair.out_features.div_ceil(PANEL);
         let mut b = vec![Line::default(); panels * pair.rank];
         for (output, row) in pair.b.chunks_exact(pair.rank).enumerate() {
@@ -50,13 +51,14 @@ impl<E: Number> Pair<E> {
                 line.set(output % PANEL, *number);
             }
         }
-        Self {
+        let a: Vec<E> = pair.a.iter().map(|number| E::of(*number)).collect();
+        Ok(Self {
             rank: pair.rank,
             scale: pair.scale,
             in_features: pair.in_features,
-            a: pair.a.iter().map(|number| E::of(*number)).collect(),
-            b,
-        }
+            a: arena.copy(&a)?,
+            b: arena.copy(&b)?,
+        })
     }
 
     /// `to = scale * a @ x`, `[rank]`.
@@ -95,24 +97,42 @@ impl<E: Number> Pair<E> {
     /// Adds `b @ shrunk` to a panel of outputs, in the order of the ranks.
     #[inline(always)]
     pub(super) fn expand<S: Simd>(&self, simd: S, panel: usize, shrunk: &[f32], out: &mut [f32]) {
-        let mut padded = [0.0; PANEL];
-        padded[..out.len()].copy_from_slice(out);
-        let (halves, _) = padded.as_chunks_mut::<LANES>();
-        let mut sums = [simd.load(&halves[0]), simd.load(&halves[1])];
+        if let ([low, high], []) = out.as_chunks_mut::<LANES>() {
+            self.expand_whole(simd, panel, shrunk, [low, high]);
+        } else {
+            let mut padded = [[0.0; LANES]; 2];
+            let numbers = padded.as_flattened_mut();
+            numbers[..out.len()].copy_from_slice(out);
+            let [low, high] = &mut padded;
+            self.expand_whole(simd, panel, shrunk, [low, high]);
+            out.copy_from_slice(&padded.as_flattened()[..out.len()]);
+        }
+    }
+
+    #[inline(always)]
+    fn expand_whole<S: Simd>(&self, simd: S, panel: usize, shrunk: &[f32], out: [&mut [f32; LANES]; 2]) {
+        let mut sums = [simd.load(out[0]), simd.load(out[1])];
         for (line, x) in panel_of(&self.b, panel, self.rank).iter().zip(shrunk) {
             let (weights, x) = (line.load(simd), simd.splat(*x));
             for half in 0..2 {
                 sums[half] = simd.fma(weights[half], x, sums[half]);
             }
         }
-        for half in 0..2 {
-            simd.store(sums[half], &mut halves[half]);
+        for (sum, out) in sums.into_iter().zip(out) {
+            simd.store(sum, out);
         }
-        out.copy_from_slice(&padded[..out.len()]);
+    }
+
+    /// Asks for what [`expand`](Self::expand) will read: too short a stretch for the machine to foresee it.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, simd: S, panel: usize) {
+        for line in panel_of(&self.b, panel, self.rank) {
+            simd.prefetch(line);
+        }
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(self.a.as_slice()) + size_of_val(self.b.as_slice())
+        size_of_val(&*self.a) + size_of_val(&*self.b)
     }
 }
 
@@ -152,15 +172,26 @@ impl<E: Number> CpuAdapter<E> {
 
 impl<E: Number> AdapterLoader for Loader<E> {
     fn load(&self, weights: &LoraWeights) -> Result<DeviceAdapter> {
+        // One mapping holds the pairs.
+        let numbers: usize = weights
+            .pairs
+            .values()
+            .map(|pair| pair.a.len() + pair.b.len())
+            .sum();
+        let mut arena = Arena::new(numbers * size_of::<E>());
         let pairs: BTreeMap<_, _> = weights
             .pairs
             .iter()
-            .map(|(site, pair)| (*site, Pair::<E>::new(pair)))
-            .collect();
+            .map(|(site, pair)| Ok((*site, Pair::<E>::new(pair, &mut arena)?)))
+            .collect::<std::io::Result<_>>()
+            .map_err(|error| failed(format!("no memory for the adapter: {error}")))?;
         let lm_head = weights
             .lm_head
             .as_ref()
-            .map(|head| Matrix::from_f32(head.len() / self.hidden, self.hidden, head, self.storage))
+            .map(|head| {
+                let vocab = head.len() / self.hidden;
+                Matrix::from_f32(vocab, self.hidden, head, self.storage, &mut arena)
+            })
             .transpose()
             .map_err(failed)?;
         let bytes =

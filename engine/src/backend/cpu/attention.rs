@@ -4,6 +4,7 @@ use std::{cell::RefCell, ops::Range};
 
 use super::{
     elementwise::{self, Norm},
+    memory::{Arena, Array},
     pool::{Cut, Parts, Pool},
     simd::{Kernel, LANES, Level, Number, Simd},
 };
@@ -26,9 +27,9 @@ pub(super) struct KvCache<E> {
 /// One layer's.
 struct LayerCache<E> {
     /// `[block, kv head, head_dim]` of the keys of a block's positions: a vector of scores is a sum of products with them.
-    k: Vec<[E; LANES]>,
+    k: Array<[E; LANES]>,
     /// `[block, kv head, position, head_dim / LANES rounded up]`.
-    v: Vec<[E; LANES]>,
+    v: Array<[E; LANES]>,
 }
 
 /// Vectors that a value takes.
@@ -42,16 +43,26 @@ pub(super) fn block_bytes<E>(kv_heads: usize, head_dim: usize) -> usize {
 }
 
 impl<E: Number> KvCache<E> {
-    pub(super) fn new(layers: usize, blocks: usize, kv_heads: usize, head_dim: usize) -> Self {
+    /// # Errors
+    /// There is no memory.
+    pub(super) fn new(
+        layers: usize,
+        blocks: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> std::io::Result<Self> {
         let heads = blocks * kv_heads;
-        let layer = || LayerCache {
-            k: vec![[E::default(); LANES]; heads * head_dim],
-            v: vec![[E::default(); LANES]; heads * BLOCK_TOKENS * value_vectors(head_dim)],
+        let mut arena = Arena::new(0);
+        let mut layer = || {
+            Ok(LayerCache {
+                k: arena.zeros(heads * head_dim)?,
+                v: arena.zeros(heads * BLOCK_TOKENS * value_vectors(head_dim))?,
+            })
         };
-        Self {
+        Ok(Self {
             blocks,
-            layers: (0..layers).map(|_| layer()).collect(),
-        }
+            layers: (0..layers).map(|_| layer()).collect::<std::io::Result<_>>()?,
+        })
     }
 
     /// Norms (where there are norms of q and k) and turns the heads of q and k in `[q heads | k heads | v heads]`, and writes k

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use half::bf16;
 
 use super::{
-    adapter::{CpuAdapter, LoraRows},
+    adapter::{CpuAdapter, LoraRows, Pair},
     matrix::{self, BLOCK, InputForm, Line, Matrix, PANEL, PairLine, Panels, QuantBlock, QuantInput, Sums},
     pool::{Cut, Parts, Pool},
     simd::{Kernel, LANES, Level, Number, Simd},
@@ -231,7 +231,7 @@ impl Kernel for Quantise<'_> {
 
 /// The first half of one LoRA of one row.
 struct Shrink<'a, E> {
-    pair: &'a super::adapter::Pair<E>,
+    pair: &'a Pair<E>,
     x: &'a [f32],
     to: &'a mut [f32],
 }
@@ -246,7 +246,7 @@ impl<E: Number> Kernel for Shrink<'_, E> {
 
 /// The second half of one LoRA of one row, for a panel of outputs.
 pub(super) struct Expand<'a, E> {
-    pub(super) pair: &'a super::adapter::Pair<E>,
+    pub(super) pair: &'a Pair<E>,
     pub(super) panel: usize,
     pub(super) shrunk: &'a [f32],
     pub(super) out: &'a mut [f32],
@@ -275,6 +275,7 @@ impl<E: Number> Kernel for PanelOfRows<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        self.prefetch(simd);
         let part = &self.linear.parts[self.part];
         let (matrix, index, inputs) = (&part.matrix, self.panel, part.matrix.inputs);
         let x = Rows {
@@ -309,6 +310,38 @@ impl<E: Number> Kernel for PanelOfRows<'_, E> {
 }
 
 impl<E: Number> PanelOfRows<'_, E> {
+    /// Asks for the second halves of the LoRAs.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, simd: S) {
+        let mut last = None;
+        for (_, segment) in self.adapted_rows() {
+            if last != Some(segment) {
+                if let Some(pair) = self.pair(segment) {
+                    pair.prefetch(simd, self.panel);
+                }
+                last = Some(segment);
+            }
+        }
+    }
+
+    /// The rows that have an adapter, with its segment.
+    #[inline(always)]
+    fn adapted_rows(&self) -> impl Iterator<Item = (usize, u32)> {
+        let lora = self.operands.lora;
+        let rows = if lora.rows.is_empty() {
+            0..0
+        } else {
+            self.rows.clone()
+        };
+        rows.filter_map(|row| Some((row, lora.segment_of[row]?)))
+    }
+
+    /// What a segment's adapter adds to this part.
+    #[inline(always)]
+    fn pair(&self, segment: u32) -> Option<&Pair<E>> {
+        self.operands.adapters[segment as usize].pair(self.linear.parts[self.part].site)
+    }
+
     /// All rows, in tiles of as many as the registers hold.
     #[inline(always)]
     fn tiles<S: Simd, T: Tile<X>, X>(&self, simd: S, panel: &[T], x: Rows<'_, X>) {
@@ -357,25 +390,11 @@ impl<E: Number> PanelOfRows<'_, E> {
     /// The second halves of the LoRAs.
     #[inline(always)]
     fn expand<S: Simd>(&self, simd: S) {
-        let operands = self.operands;
-        if operands.lora.rows.is_empty() {
-            return;
-        }
-        for row in self.rows.clone() {
-            let Some(segment) = operands.lora.segment_of[row] else {
-                continue;
-            };
-            let site = self.linear.parts[self.part].site;
-            let Some(pair) = operands.adapters[segment as usize].pair(site) else {
-                continue;
-            };
+        for (row, segment) in self.adapted_rows() {
+            let Some(pair) = self.pair(segment) else { continue };
             let at = &self.scratch.shrunk_at[self.scratch.first_of_row[row] + self.part..];
-            pair.expand(
-                simd,
-                self.panel,
-                &self.scratch.shrunk[at[0]..at[1]],
-                self.out_of(row),
-            );
+            let shrunk = &self.scratch.shrunk[at[0]..at[1]];
+            pair.expand(simd, self.panel, shrunk, self.out_of(row));
         }
     }
 

@@ -10,7 +10,10 @@ use candle_core::quantized::GgmlDType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::simd::{Number, Simd};
+use super::{
+    memory::{Arena, Array},
+    simd::{Number, Simd},
+};
 use crate::backend::HostTensor;
 
 pub(super) use float::{Line, PairLine, pair_product, product};
@@ -32,19 +35,19 @@ pub(super) struct Matrix {
 /// The panels one after the other.
 pub(super) enum Panels {
     /// A line for each input.
-    F32(Vec<Line<f32>>),
+    F32(Array<Line<f32>>),
     /// The same.
-    F16(Vec<Line<f16>>),
+    F16(Array<Line<f16>>),
     /// The same.
-    Bf16(Vec<Line<bf16>>),
+    Bf16(Array<Line<bf16>>),
     /// A line for each pair of inputs; the last pair is filled with zeros.
-    Pairs(Vec<PairLine>),
+    Pairs(Array<PairLine>),
     /// A block for each 32 inputs.
-    Q8(Vec<Q8>),
+    Q8(Array<Q8>),
     /// The same. The minima are `-8 * scale`, and absent.
-    Q4Symmetric(Vec<Q4<0>>),
+    Q4Symmetric(Array<Q4<0>>),
     /// The same.
-    Q4(Vec<Q4<PANEL>>),
+    Q4(Array<Q4<PANEL>>),
 }
 
 /// How weights are stored.
@@ -79,17 +82,19 @@ impl Matrix {
         tensor: &HostTensor<'_>,
         range: std::ops::Range<usize>,
         storage: Storage,
+        arena: &mut Arena,
     ) -> Result<Self, String> {
         let (outputs, inputs) = (range.len(), tensor.cols);
-        let pack = Pack {
+        let mut pack = Pack {
             tensor,
             first: range.start,
             outputs,
+            arena,
         };
         let panels = match (storage, tensor.dtype) {
-            (Storage::Compact { .. }, GgmlDType::Q8_0) => Panels::Q8(pack.blocks(Q8::fill)),
-            (Storage::Compact { .. }, GgmlDType::Q4_0) => Panels::Q4Symmetric(pack.blocks(Q4::fill)),
-            (Storage::Compact { .. }, GgmlDType::Q4_1) => Panels::Q4(pack.blocks(Q4::fill)),
+            (Storage::Compact { .. }, GgmlDType::Q8_0) => Panels::Q8(pack.blocks(Q8::fill)?),
+            (Storage::Compact { .. }, GgmlDType::Q4_0) => Panels::Q4Symmetric(pack.blocks(Q4::fill)?),
+            (Storage::Compact { .. }, GgmlDType::Q4_1) => Panels::Q4(pack.blocks(Q4::fill)?),
             (Storage::Compact { pairs: true }, GgmlDType::BF16 | GgmlDType::F32) => {
                 Panels::Pairs(pack.pairs()?)
             }
@@ -113,6 +118,7 @@ impl Matrix {
         inputs: usize,
         numbers: &[f32],
         storage: Storage,
+        arena: &mut Arena,
     ) -> Result<Self, String> {
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         let tensor = HostTensor {
@@ -122,7 +128,7 @@ impl Matrix {
             data: &bytes,
             order: crate::backend::RowOrder::Plain,
         };
-        Self::pack(&tensor, 0..outputs, storage)
+        Self::pack(&tensor, 0..outputs, storage, arena)
     }
 
     /// How many panels.
@@ -133,13 +139,13 @@ impl Matrix {
     /// Bytes in memory.
     pub(super) fn bytes(&self) -> usize {
         match &self.panels {
-            Panels::F32(panels) => size_of_val(panels.as_slice()),
-            Panels::F16(panels) => size_of_val(panels.as_slice()),
-            Panels::Bf16(panels) => size_of_val(panels.as_slice()),
-            Panels::Pairs(panels) => size_of_val(panels.as_slice()),
-            Panels::Q8(panels) => size_of_val(panels.as_slice()),
-            Panels::Q4Symmetric(panels) => size_of_val(panels.as_slice()),
-            Panels::Q4(panels) => size_of_val(panels.as_slice()),
+            Panels::F32(panels) => size_of_val(&**panels),
+            Panels::F16(panels) => size_of_val(&**panels),
+            Panels::Bf16(panels) => size_of_val(&**panels),
+            Panels::Pairs(panels) => size_of_val(&**panels),
+            Panels::Q8(panels) => size_of_val(&**panels),
+            Panels::Q4Symmetric(panels) => size_of_val(&**panels),
+            Panels::Q4(panels) => size_of_val(&**panels),
         }
     }
 
@@ -181,11 +187,18 @@ struct Pack<'a> {
     tensor: &'a HostTensor<'a>,
     first: usize,
     outputs: usize,
+    arena: &'a mut Arena,
 }
 
 impl Pack<'_> {
+    fn keep<T: Copy>(&mut self, panels: &[T]) -> Result<Array<T>, String> {
+        self.arena
+            .copy(panels)
+            .map_err(|error| format!("no memory for the weights: {error}"))
+    }
+
     /// `inputs` lines for each panel.
-    fn lines<W: Number>(&self) -> Result<Vec<Line<W>>, String> {
+    fn lines<W: Number>(&mut self) -> Result<Array<Line<W>>, String> {
         let inputs = self.tensor.cols;
         let mut lines = vec![Line::default(); self.outputs.div_ceil(PANEL) * inputs];
         self.each_row_of_panel(&mut lines, inputs, |panel, lane, numbers| {
@@ -193,10 +206,10 @@ impl Pack<'_> {
                 line.0[lane] = W::of(*number);
             }
         })?;
-        Ok(lines)
+        self.keep(&lines)
     }
 
-    fn pairs(&self) -> Result<Vec<PairLine>, String> {
+    fn pairs(&mut self) -> Result<Array<PairLine>, String> {
         let pairs = self.tensor.cols.div_ceil(2);
         let mut lines = vec![PairLine::default(); self.outputs.div_ceil(PANEL) * pairs];
         self.each_row_of_panel(&mut lines, pairs, |panel, lane, numbers| {
@@ -206,7 +219,7 @@ impl Pack<'_> {
                 }
             }
         })?;
-        Ok(lines)
+        self.keep(&lines)
     }
 
     /// Calls `put` with a panel, a lane and its output's weights in `f32`, for every output.
@@ -216,17 +229,18 @@ impl Pack<'_> {
         panel_len: usize,
         put: impl Fn(&mut [T], usize, &[f32]) + Sync,
     ) -> Result<(), String> {
+        let (tensor, first, outputs) = (self.tensor, self.first, self.outputs);
         panels
             .par_chunks_mut(panel_len.max(1))
             .enumerate()
             .try_for_each(|(index, panel)| {
-                for lane in 0..PANEL.min(self.outputs - index * PANEL) {
-                    let row = self.first + index * PANEL + lane;
+                for lane in 0..PANEL.min(outputs - index * PANEL) {
+                    let row = first + index * PANEL + lane;
                     let row = HostTensor {
                         rows: 1,
-                        cols: self.tensor.cols,
-                        dtype: self.tensor.dtype,
-                        data: self.tensor.row(row),
+                        cols: tensor.cols,
+                        dtype: tensor.dtype,
+                        data: tensor.row(row),
                         order: crate::backend::RowOrder::Plain,
                     };
                     put(panel, lane, &row.to_f32()?);
@@ -236,21 +250,25 @@ impl Pack<'_> {
     }
 
     /// The quantised blocks as they are, `inputs / BLOCK` for each panel.
-    fn blocks<B: Clone + Default + Send>(&self, fill: impl Fn(&mut B, usize, &[u8]) + Sync) -> Vec<B> {
-        let per_row = self.tensor.cols / BLOCK;
-        let mut blocks = vec![B::default(); self.outputs.div_ceil(PANEL) * per_row];
+    fn blocks<B: Copy + Default + Send + Sync>(
+        &mut self,
+        fill: impl Fn(&mut B, usize, &[u8]) + Sync,
+    ) -> Result<Array<B>, String> {
+        let (tensor, first, outputs) = (self.tensor, self.first, self.outputs);
+        let per_row = tensor.cols / BLOCK;
+        let mut blocks = vec![B::default(); outputs.div_ceil(PANEL) * per_row];
         blocks
             .par_chunks_mut(per_row.max(1))
             .enumerate()
             .for_each(|(index, panel)| {
-                for lane in 0..PANEL.min(self.outputs - index * PANEL) {
-                    let row = self.tensor.row(self.first + index * PANEL + lane);
+                for lane in 0..PANEL.min(outputs - index * PANEL) {
+                    let row = tensor.row(first + index * PANEL + lane);
                     let stored = row.chunks_exact(row.len() / per_row.max(1));
                     for (block, bytes) in panel.iter_mut().zip(stored) {
                         fill(block, lane, bytes);
                     }
                 }
             });
-        blocks
+        self.keep(&blocks)
     }
 }

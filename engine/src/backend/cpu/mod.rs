@@ -21,6 +21,7 @@ mod attention;
 mod elementwise;
 mod linear;
 mod matrix;
+mod memory;
 mod pool;
 mod simd;
 
@@ -35,6 +36,7 @@ use self::{
     attention::KvCache,
     linear::{Operands, Part, Scratch},
     matrix::{Matrix, PANEL, Storage},
+    memory::Arena,
     pool::Pool,
     simd::{Level, Number},
 };
@@ -81,12 +83,16 @@ pub fn kernels() -> Vec<&'static str> {
     Level::all().into_iter().map(Level::name).collect()
 }
 
+/// Bytes of weights that are mapped together.
+const WEIGHTS: usize = 64 << 20;
+
 /// The CPU back end. `E` is what keys, values and adapters are stored in.
 pub(crate) struct Cpu<E> {
     hidden: usize,
     storage: Storage,
     level: Level,
     pool: Pool,
+    weights: Arena,
     kv: KvCache<E>,
     scratch: Scratch,
     tables: Tables,
@@ -169,7 +175,9 @@ impl<E: Number> Cpu<E> {
             level,
             pool: Pool::new(threads)
                 .map_err(|error| failed(format!("threads cannot be started: {error}")))?,
-            kv: KvCache::new(config.layers, blocks, config.kv_heads, config.head_dim),
+            weights: Arena::new(WEIGHTS),
+            kv: KvCache::new(config.layers, blocks, config.kv_heads, config.head_dim)
+                .map_err(|error| failed(format!("no memory for the KV cache: {error}")))?,
             scratch: Scratch::default(),
             tables: Tables::default(),
             wanted: Vec::new(),
@@ -253,7 +261,8 @@ impl<E: Number> Backend for Cpu<E> {
             let tensor = weight
                 .filter(|weight| first + rows <= weight.rows)
                 .ok_or_else(|| failed("the weights do not have the rows of their parts"))?;
-            let matrix = Matrix::pack(tensor, first..first + rows, self.storage).map_err(failed)?;
+            let matrix =
+                Matrix::pack(tensor, first..first + rows, self.storage, &mut self.weights).map_err(failed)?;
             let columns = column..column + rows;
             let bias = spec.bias.as_ref().map(|bias| bias[columns.clone()].to_vec());
             parts.push(Part::new(part.site, columns, bias, Arc::new(matrix)));
@@ -263,7 +272,7 @@ impl<E: Number> Backend for Cpu<E> {
     }
 
     fn embedding(&mut self, table: &HostTensor<'_>, scale: f32) -> Result<Embedding> {
-        let table = Matrix::pack(table, 0..table.rows, self.storage).map_err(failed)?;
+        let table = Matrix::pack(table, 0..table.rows, self.storage, &mut self.weights).map_err(failed)?;
         Ok(Embedding {
             table: Arc::new(table),
             scale,
@@ -273,9 +282,9 @@ impl<E: Number> Backend for Cpu<E> {
     fn head(&mut self, spec: HeadSpec<'_, Embedding>) -> Result<Head> {
         let matrix = match spec.weight {
             HeadWeight::Tied(embedding) => embedding.table.clone(),
-            HeadWeight::Own(weight) => {
-                Arc::new(Matrix::pack(&weight, 0..weight.rows, self.storage).map_err(failed)?)
-            }
+            HeadWeight::Own(weight) => Arc::new(
+                Matrix::pack(&weight, 0..weight.rows, self.storage, &mut self.weights).map_err(failed)?,
+            ),
         };
         Ok(Head {
             linear: head_linear(matrix),

@@ -9,6 +9,7 @@ use super::{
     adapter::LoraRows,
     linear::{Linear, Operands, Part, Scratch},
     matrix::{Matrix, Storage},
+    memory::Arena,
     pool::Pool,
     simd::Level,
 };
@@ -91,7 +92,7 @@ fn product(level: Level, matrix: Matrix, rows: usize, x: &[f32]) -> Vec<f32> {
 /// be the same to the bit.
 fn difference(level: Level, weights: &Weights, storage: Storage) -> f64 {
     const ROWS: usize = 19;
-    let pack = || Matrix::pack(&weights.tensor(), 0..weights.outputs, storage).unwrap();
+    let pack = || Matrix::pack(&weights.tensor(), 0..weights.outputs, storage, &mut Arena::new(0)).unwrap();
     let x = numbers(3, ROWS * weights.inputs);
     let got = product(level, pack(), ROWS, &x);
     let w = weights.tensor().to_f32().unwrap();
@@ -168,7 +169,7 @@ fn outputs_read_back() {
             Storage::Compact { pairs: false },
             Storage::Compact { pairs: true },
         ] {
-            let matrix = Matrix::pack(&weights.tensor(), 0..70, storage).unwrap();
+            let matrix = Matrix::pack(&weights.tensor(), 0..70, storage, &mut Arena::new(0)).unwrap();
             for output in [0, 31, 32, 69] {
                 let mut got = vec![0.0; 96];
                 matrix.read_output(output, &mut got);

@@ -40,7 +40,7 @@ pub(in super::super) trait QuantBlock {
 }
 
 /// Blocks of signed bytes: GGML's `Q8_0`. The bytes are stored with 128 added.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(in super::super) struct Q8 {
     scales: [f16; PANEL],
@@ -49,7 +49,7 @@ pub(in super::super) struct Q8 {
 }
 
 /// Blocks of nibbles: with as many minima as outputs GGML's `Q4_1`, with none its `Q4_0`, which adds 8 to each.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(in super::super) struct Q4<const MINIMA: usize> {
     scales: [f16; PANEL],

@@ -32,7 +32,10 @@ impl Kernel for Everything {
         let start = simd.splat_int(-7);
         let whole = [
             simd.dot(start, simd.bytes::<0>(words), &signed),
-            simd.add_int(simd.splat_int(5), simd.dot(start, simd.bytes::<0>(words), &signed)),
+            simd.add_int(
+                simd.splat_int(5),
+                simd.dot(start, simd.bytes::<0>(words), &signed),
+            ),
             simd.dot(start, simd.bytes::<8>(words), &signed),
             simd.dot(start, simd.bytes::<0>(extremes), &[i16::MIN; 2]),
             simd.dot(start, simd.bytes::<8>(extremes), &[i16::MAX; 2]),
