@@ -3,7 +3,8 @@
 /// The engine's limits.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Rows of one step, decode and prefill together.
+    /// Rows of one step, decode and prefill together. A long prompt is taken in by so many tokens at a time, and those who
+    /// wait for their next token wait for the whole step.
     pub step_tokens: usize,
     /// Sequences that run at a time; never more than `step_tokens`.
     pub max_running: usize,
@@ -21,7 +22,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            step_tokens: 512,
+            step_tokens: 128,
             max_running: 64,
             max_waiting: 1024,
             step_adapter_bytes: usize::MAX,
