@@ -43,13 +43,18 @@ impl AdapterSource for Embedded {
     }
 }
 
-/// The pocket model with a KV cache of so many bytes.
+/// The pocket model on the reference back end, with a KV cache of so many bytes.
 pub(crate) fn pocket(kv_bytes: usize) -> LoadedModel {
+    pocket_on(BackendChoice::Reference, kv_bytes)
+}
+
+/// The same on any back end.
+pub(crate) fn pocket_on(backend: BackendChoice, kv_bytes: usize) -> LoadedModel {
     let files = Files::Embedded(catalogue::embedded("pocket").unwrap());
     load(
         &files,
         &LoadOptions {
-            backend: BackendChoice::Reference,
+            backend,
             kv_bytes,
             context: None,
         },
