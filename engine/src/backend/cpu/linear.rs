@@ -304,6 +304,12 @@ impl<E: Number> Kernel for PanelOfRows<'_, E> {
             Panels::Q4(panels) => {
                 self.tiles(simd, matrix::panel_of(panels, index, inputs / BLOCK), quantised);
             }
+            Panels::Q4K(panels) => {
+                self.tiles(simd, matrix::panel_of(panels, index, inputs / BLOCK), quantised);
+            }
+            Panels::Q6K(panels) => {
+                self.tiles(simd, matrix::panel_of(panels, index, inputs / BLOCK), quantised);
+            }
         }
         self.expand(simd);
     }

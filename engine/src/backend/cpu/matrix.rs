@@ -4,6 +4,7 @@
 //! 16 bits.
 
 mod float;
+mod kquant;
 mod quant;
 
 use candle_core::quantized::GgmlDType;
@@ -17,6 +18,7 @@ use super::{
 use crate::backend::HostTensor;
 
 pub(super) use float::{Line, PairLine, pair_product, product};
+pub(super) use kquant::{Q4K, Q6K};
 pub(super) use quant::{BLOCK, Q4, Q8, QuantBlock, QuantInput, product as quant_product, quantise};
 
 /// Outputs in a panel: two vectors of lanes.
@@ -48,6 +50,10 @@ pub(super) enum Panels {
     Q4Symmetric(Array<Q4<0>>),
     /// The same.
     Q4(Array<Q4<PANEL>>),
+    /// The same.
+    Q4K(Array<Q4K>),
+    /// The same.
+    Q6K(Array<Q6K>),
 }
 
 /// How weights are stored.
@@ -95,6 +101,8 @@ impl Matrix {
             (Storage::Compact { .. }, GgmlDType::Q8_0) => Panels::Q8(pack.blocks(Q8::fill)?),
             (Storage::Compact { .. }, GgmlDType::Q4_0) => Panels::Q4Symmetric(pack.blocks(Q4::fill)?),
             (Storage::Compact { .. }, GgmlDType::Q4_1) => Panels::Q4(pack.blocks(Q4::fill)?),
+            (Storage::Compact { .. }, GgmlDType::Q4K) => Panels::Q4K(pack.blocks(Q4K::fill)?),
+            (Storage::Compact { .. }, GgmlDType::Q6K) => Panels::Q6K(pack.blocks(Q6K::fill)?),
             (Storage::Compact { pairs: true }, GgmlDType::BF16 | GgmlDType::F32) => {
                 Panels::Pairs(pack.pairs()?)
             }
@@ -146,6 +154,8 @@ impl Matrix {
             Panels::Q8(panels) => size_of_val(&**panels),
             Panels::Q4Symmetric(panels) => size_of_val(&**panels),
             Panels::Q4(panels) => size_of_val(&**panels),
+            Panels::Q4K(panels) => size_of_val(&**panels),
+            Panels::Q6K(panels) => size_of_val(&**panels),
         }
     }
 
@@ -153,7 +163,9 @@ impl Matrix {
         match self.panels {
             Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_) => InputForm::F32,
             Panels::Pairs(_) => InputForm::Pairs,
-            Panels::Q8(_) | Panels::Q4Symmetric(_) | Panels::Q4(_) => InputForm::Quantised,
+            Panels::Q8(_) | Panels::Q4Symmetric(_) | Panels::Q4(_) | Panels::Q4K(_) | Panels::Q6K(_) => {
+                InputForm::Quantised
+            }
         }
     }
 
@@ -172,6 +184,8 @@ impl Matrix {
                 quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to);
             }
             Panels::Q4(panels) => quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to),
+            Panels::Q4K(panels) => quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to),
+            Panels::Q6K(panels) => quant::read(panel_of(panels, panel, self.inputs / BLOCK), lane, to),
         }
     }
 }
@@ -249,10 +263,11 @@ impl Pack<'_> {
             })
     }
 
-    /// The quantised blocks as they are, `inputs / BLOCK` for each panel.
-    fn blocks<B: Copy + Default + Send + Sync>(
+    /// The quantised blocks, `inputs / BLOCK` for each panel. `fill` puts one stored block of an output into the `N` that it
+    /// makes here.
+    fn blocks<B: Copy + Default + Send + Sync, const N: usize>(
         &mut self,
-        fill: impl Fn(&mut B, usize, &[u8]) + Sync,
+        fill: impl Fn(&mut [B; N], usize, &[u8]) + Sync,
     ) -> Result<Array<B>, String> {
         let (tensor, first, outputs) = (self.tensor, self.first, self.outputs);
         let per_row = tensor.cols / BLOCK;
@@ -261,11 +276,12 @@ impl Pack<'_> {
             .par_chunks_mut(per_row.max(1))
             .enumerate()
             .for_each(|(index, panel)| {
+                let (groups, _) = panel.as_chunks_mut::<N>();
                 for lane in 0..PANEL.min(outputs - index * PANEL) {
                     let row = tensor.row(first + index * PANEL + lane);
-                    let stored = row.chunks_exact(row.len() / per_row.max(1));
-                    for (block, bytes) in panel.iter_mut().zip(stored) {
-                        fill(block, lane, bytes);
+                    let stored = row.chunks_exact(row.len() / groups.len().max(1));
+                    for (group, bytes) in groups.iter_mut().zip(stored) {
+                        fill(group, lane, bytes);
                     }
                 }
             });

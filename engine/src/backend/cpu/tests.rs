@@ -132,6 +132,13 @@ fn products_are_right_for_every_storage() {
                 assert!(compact < 8e-3, "{dtype:?}, {}: {compact}", level.name());
             }
         }
+        for (outputs, inputs) in [(1, 256), (33, 512)] {
+            for dtype in [GgmlDType::Q4K, GgmlDType::Q6K, GgmlDType::Q5K] {
+                let weights = Weights::new(dtype, outputs, inputs);
+                let compact = difference(level, &weights, compact(level));
+                assert!(compact < 3e-4, "{dtype:?}, {}: {compact}", level.name());
+            }
+        }
         for (outputs, inputs) in [(1, 32), (33, 96), (100, 576)] {
             for dtype in [
                 GgmlDType::Q8_0,
@@ -154,6 +161,7 @@ fn products_are_right_for_every_storage() {
 /// Weights that are read one output at a time, as the embedding is, are the packed ones.
 #[test]
 fn outputs_read_back() {
+    const INPUTS: usize = 256;
     for dtype in [
         GgmlDType::F32,
         GgmlDType::F16,
@@ -161,8 +169,10 @@ fn outputs_read_back() {
         GgmlDType::Q8_0,
         GgmlDType::Q4_0,
         GgmlDType::Q4_1,
+        GgmlDType::Q4K,
+        GgmlDType::Q6K,
     ] {
-        let weights = Weights::new(dtype, 70, 96);
+        let weights = Weights::new(dtype, 70, INPUTS);
         let expected = weights.tensor().to_f32().unwrap();
         for storage in [
             Storage::F32,
@@ -171,9 +181,9 @@ fn outputs_read_back() {
         ] {
             let matrix = Matrix::pack(&weights.tensor(), 0..70, storage, &mut Arena::new(0)).unwrap();
             for output in [0, 31, 32, 69] {
-                let mut got = vec![0.0; 96];
+                let mut got = vec![0.0; INPUTS];
                 matrix.read_output(output, &mut got);
-                for (got, expected) in got.iter().zip(&expected[output * 96..]) {
+                for (got, expected) in got.iter().zip(&expected[output * INPUTS..]) {
                     assert!(
                         (got - expected).abs() <= expected.abs() / 256.0,
                         "{dtype:?}, {storage:?}"

@@ -13,26 +13,30 @@ use crate::backend::cpu::simd::{LANES, Simd};
 /// Inputs in a block.
 pub(in super::super) const BLOCK: usize = 32;
 /// Pairs of inputs in a block: an instruction multiplies one of them.
-const PAIRS: usize = BLOCK / 2;
+pub(super) const PAIRS: usize = BLOCK / 2;
 /// The greatest of a block of activations becomes this.
 const GREATEST: f32 = 32_767.0;
 
 /// A word for each of two inputs of each output of half a panel.
-type Words = [u16; 2 * LANES];
+pub(super) type Words = [u16; 2 * LANES];
 
 /// One block of each of a panel's outputs.
 pub(in super::super) trait QuantBlock {
     /// What a weight of 0 is stored as.
     const ZERO: i32;
+    /// How many parts of the block have scales of their own.
+    const PARTS: usize = 1;
     /// How many vectors of words the weights of half a panel take.
     const VECTORS: usize;
     /// How many pairs share a vector of words.
     const SHARED: usize = PAIRS / Self::VECTORS;
 
-    /// The scales, `[half]`.
-    fn scales<S: Simd>(&self, simd: S) -> [S::F; 2];
+    /// The scales of a part, `[half]`.
+    fn scales<S: Simd>(&self, simd: S, part: usize) -> [S::F; 2];
     /// What is added to each weight, if the format has such a thing.
-    fn minima<S: Simd>(&self, simd: S) -> Option<[S::F; 2]>;
+    fn minima<S: Simd>(&self, _: S) -> Option<[S::F; 2]> {
+        None
+    }
     /// The weights of the pairs that share a vector, `[pair][half]`; only the first [`SHARED`](Self::SHARED) are there.
     fn weights<S: Simd>(&self, simd: S, vector: usize) -> [[S::W; 2]; 4];
     /// One weight of one output.
@@ -78,30 +82,30 @@ impl<const MINIMA: usize> Default for Q4<MINIMA> {
 }
 
 /// Where a weight is among words of which each holds one of `shared` pairs: vector, half, word, and which of the pairs.
-fn place(shared: usize, lane: usize, input: usize) -> (usize, usize, usize, usize) {
+pub(super) fn place(shared: usize, lane: usize, input: usize) -> (usize, usize, usize, usize) {
     let pair = input / 2;
     let word = lane % LANES * 2 + input % 2;
     (pair / shared, lane / LANES, word, pair % shared)
 }
 
 /// The two bytes at `at`.
-fn number(bytes: &[u8], at: usize) -> f16 {
+pub(super) fn number(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
 #[inline(always)]
-fn load_halves<S: Simd>(simd: S, numbers: &[f16]) -> [S::F; 2] {
+pub(super) fn load_halves<S: Simd>(simd: S, numbers: &[f16]) -> [S::F; 2] {
     let (halves, _) = numbers.as_chunks::<LANES>();
     [simd.load_f16(&halves[0]), simd.load_f16(&halves[1])]
 }
 
 impl Q8 {
     /// Takes in an output's block as GGML stores it: the scale, 32 signed bytes.
-    pub(super) fn fill(&mut self, lane: usize, stored: &[u8]) {
-        self.scales[lane] = number(stored, 0);
+    pub(super) fn fill([block]: &mut [Self; 1], lane: usize, stored: &[u8]) {
+        block.scales[lane] = number(stored, 0);
         for (input, byte) in stored[2..].iter().enumerate() {
             let (vector, half, word, shift) = place(Self::SHARED, lane, input);
-            self.words[vector][half][word] |= u16::from(byte.wrapping_add(128)) << (8 * shift);
+            block.words[vector][half][word] |= u16::from(byte.wrapping_add(128)) << (8 * shift);
         }
     }
 }
@@ -109,16 +113,16 @@ impl Q8 {
 impl<const MINIMA: usize> Q4<MINIMA> {
     /// Takes in an output's block as GGML stores it: the scale, the minimum if there is one, 16 bytes of which the low nibbles
     /// are the first half.
-    pub(super) fn fill(&mut self, lane: usize, stored: &[u8]) {
-        self.scales[lane] = number(stored, 0);
-        if let Some(minimum) = self.minima.get_mut(lane) {
+    pub(super) fn fill([block]: &mut [Self; 1], lane: usize, stored: &[u8]) {
+        block.scales[lane] = number(stored, 0);
+        if let Some(minimum) = block.minima.get_mut(lane) {
             *minimum = number(stored, 2);
         }
         let (_, nibbles) = stored.split_at(stored.len() - BLOCK / 2);
         for (input, byte) in nibbles.iter().enumerate() {
             for (input, nibble) in [(input, byte & 15), (input + BLOCK / 2, byte >> 4)] {
                 let (vector, half, word, shift) = place(Self::SHARED, lane, input);
-                self.words[vector][half][word] |= u16::from(nibble) << (4 * shift);
+                block.words[vector][half][word] |= u16::from(nibble) << (4 * shift);
             }
         }
     }
@@ -129,12 +133,8 @@ impl QuantBlock for Q8 {
     const VECTORS: usize = PAIRS / 2;
 
     #[inline(always)]
-    fn scales<S: Simd>(&self, simd: S) -> [S::F; 2] {
+    fn scales<S: Simd>(&self, simd: S, _: usize) -> [S::F; 2] {
         load_halves(simd, &self.scales)
-    }
-    #[inline(always)]
-    fn minima<S: Simd>(&self, _: S) -> Option<[S::F; 2]> {
-        None
     }
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, vector: usize) -> [[S::W; 2]; 4] {
@@ -154,7 +154,7 @@ impl<const MINIMA: usize> QuantBlock for Q4<MINIMA> {
     const VECTORS: usize = PAIRS / 4;
 
     #[inline(always)]
-    fn scales<S: Simd>(&self, simd: S) -> [S::F; 2] {
+    fn scales<S: Simd>(&self, simd: S, _: usize) -> [S::F; 2] {
         load_halves(simd, &self.scales)
     }
     #[inline(always)]
@@ -193,8 +193,8 @@ pub(super) fn read(panel: &[impl QuantBlock], lane: usize, to: &mut [f32]) {
 #[repr(C)]
 pub(in super::super) struct QuantInput {
     scale: f32,
-    /// The sum of the numbers.
-    sum: i32,
+    /// The sums of the numbers of each half.
+    sums: [i32; 2],
     numbers: [[i16; 2]; PAIRS],
 }
 
@@ -215,16 +215,12 @@ pub(in super::super) fn quantise<S: Simd>(simd: S, x: &[f32], to: &mut [QuantInp
         for (numbers, shifted) in numbers.iter_mut().zip(shifted) {
             simd.store(shifted, numbers);
         }
-        to.sum = 0;
-        for (to_number, number) in to
-            .numbers
-            .as_flattened_mut()
-            .iter_mut()
-            .zip(numbers.as_flattened())
-        {
-            *to_number = number.to_bits() as i16;
-            to.sum += i32::from(*to_number);
+        let numbers = numbers.as_flattened();
+        for (to, number) in to.numbers.as_flattened_mut().iter_mut().zip(numbers) {
+            *to = number.to_bits() as i16;
         }
+        let (halves, _) = to.numbers.as_flattened().as_chunks::<LANES>();
+        to.sums = [0, 1].map(|half| halves[half].iter().copied().map(i32::from).sum());
     }
 }
 
@@ -238,44 +234,71 @@ pub(in super::super) fn product<S: Simd, Q: QuantBlock, const M: usize>(
     assert!(x.iter().all(|x| x.len() == panel.len()));
     let mut sums = [[simd.splat(0.0); 2]; M];
     for (index, block) in panel.iter().enumerate() {
-        let mut whole: [[S::I; 2]; M] =
-            std::array::from_fn(|row| [simd.splat_int(-Q::ZERO * x[row][index].sum); 2]);
-        // Whole numbers may be added in any order. Of few rows, second sums keep the multipliers busy.
-        let mut second = [[simd.splat_int(0); 2]; M];
-        for vector in 0..Q::VECTORS {
-            let weights = block.weights(simd, vector);
-            for (pair, weights) in weights[..Q::SHARED].iter().enumerate() {
-                for row in 0..M {
-                    let x = &x[row][index].numbers[vector * Q::SHARED + pair];
-                    let sums = if M <= 2 && pair % 2 == 1 {
-                        &mut second
-                    } else {
-                        &mut whole
-                    };
-                    for half in 0..2 {
-                        sums[row][half] = simd.dot(sums[row][half], weights[half], x);
-                    }
+        for part in 0..Q::PARTS {
+            let whole = whole_sums::<S, Q, M>(simd, block, part, &x, index);
+            let scales = block.scales(simd, part);
+            for row in 0..M {
+                let x_scale = simd.splat(x[row][index].scale);
+                for half in 0..2 {
+                    let scale = simd.mul(scales[half], x_scale);
+                    sums[row][half] = simd.fma(simd.to_f32(whole[row][half]), scale, sums[row][half]);
                 }
             }
         }
-        if M <= 2 {
-            for (whole, second) in whole.as_flattened_mut().iter_mut().zip(second.as_flattened()) {
-                *whole = simd.add_int(*whole, *second);
-            }
-        }
-        let (scales, minima) = (block.scales(simd), block.minima(simd));
-        for row in 0..M {
-            let x = &x[row][index];
-            for half in 0..2 {
-                let scale = simd.mul(scales[half], simd.splat(x.scale));
-                let whole = simd.to_f32(whole[row][half]);
-                sums[row][half] = simd.fma(whole, scale, sums[row][half]);
-                if let Some(minima) = minima {
-                    let sum = simd.splat(x.scale * x.sum as f32);
+        if let Some(minima) = block.minima(simd) {
+            for row in 0..M {
+                let x = &x[row][index];
+                let sum = simd.splat(x.scale * (x.sums[0] + x.sums[1]) as f32);
+                for half in 0..2 {
                     sums[row][half] = simd.fma(minima[half], sum, sums[row][half]);
                 }
             }
         }
     }
     sums
+}
+
+/// The sums of a part of a block, in whole numbers.
+#[inline(always)]
+fn whole_sums<S: Simd, Q: QuantBlock, const M: usize>(
+    simd: S,
+    block: &Q,
+    part: usize,
+    x: &[&[QuantInput]; M],
+    index: usize,
+) -> [[S::I; 2]; M] {
+    let mut whole: [[S::I; 2]; M] = std::array::from_fn(|row| {
+        let sums = x[row][index].sums;
+        let sum = if Q::PARTS == 1 {
+            sums[0] + sums[1]
+        } else {
+            sums[part]
+        };
+        [simd.splat_int(-Q::ZERO * sum); 2]
+    });
+    // They may be added in any order. Of few rows, second sums keep the multipliers busy.
+    let mut second = [[simd.splat_int(0); 2]; M];
+    let vectors = Q::VECTORS / Q::PARTS;
+    for vector in part * vectors..(part + 1) * vectors {
+        let weights = block.weights(simd, vector);
+        for (pair, weights) in weights[..Q::SHARED].iter().enumerate() {
+            for row in 0..M {
+                let x = &x[row][index].numbers[vector * Q::SHARED + pair];
+                let sums = if M <= 2 && pair % 2 == 1 {
+                    &mut second
+                } else {
+                    &mut whole
+                };
+                for half in 0..2 {
+                    sums[row][half] = simd.dot(sums[row][half], weights[half], x);
+                }
+            }
+        }
+    }
+    if M <= 2 {
+        for (whole, second) in whole.as_flattened_mut().iter_mut().zip(second.as_flattened()) {
+            *whole = simd.add_int(*whole, *second);
+        }
+    }
+    whole
 }

@@ -74,6 +74,14 @@ impl Simd for Avx2 {
         both(|i| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(8 * i).cast())) })
     }
     #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        // SAFETY: see the impl.
+        both(|i| unsafe {
+            let bytes = _mm_loadl_epi64(from.as_ptr().add(8 * i).cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
+        })
+    }
+    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: see the impl.
         both(|i| unsafe { _mm256_add_ps(a[i], b[i]) })

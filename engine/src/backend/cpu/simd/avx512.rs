@@ -105,6 +105,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
     }
     #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
+    }
+    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: see the impl.
         unsafe { _mm512_add_ps(a, b) }

@@ -36,6 +36,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn store(self, x: Self::F, to: &mut [f32; LANES]);
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
     fn load_f16(self, from: &[f16; LANES]) -> Self::F;
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F;
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;

@@ -41,6 +41,10 @@ impl Simd for Portable {
         each(|i| from[i].to_f32())
     }
     #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        each(|i| f32::from(from[i]))
+    }
+    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         each(|i| a[i] + b[i])
     }

@@ -48,6 +48,7 @@ impl Kernel for Everything {
             simd.splat(a[0]),
             simd.load_bf16(&a.map(bf16::from_f32)),
             simd.load_f16(&a.map(f16::from_f32)),
+            simd.load_u8(&a.map(|a| a.to_bits() as u8)),
             simd.add(x, y),
             simd.sub(x, y),
             simd.mul(x, y),
