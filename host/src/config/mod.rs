@@ -11,6 +11,7 @@ use heddle_engine::{
     adapter::AdapterLimits,
     backend::cpu::{self, CpuOptions},
     engine::EngineOptions,
+    hub,
     model::BackendChoice,
 };
 use serde::{Deserialize, Deserializer, de};
@@ -87,7 +88,7 @@ impl Default for ServerConfig {
             drain_s: 30,
             max_connections: 8192,
             max_choices: 128,
-            state_dir: home().join(".local/state/heddle"),
+            state_dir: default_state_dir(),
         }
     }
 }
@@ -304,7 +305,7 @@ pub struct SourcesConfig {
 impl Default for SourcesConfig {
     fn default() -> Self {
         Self {
-            cache: home().join(".cache/heddle"),
+            cache: hub::default_cache_dir(),
             cache_limit_gib: 64,
             size_limit_gib: 32,
             roots: Vec::new(),
@@ -495,6 +496,15 @@ impl<'de> Deserialize<'de> for Secret {
         }
         deserializer.deserialize_any(Visitor)
     }
+}
+
+/// `$XDG_STATE_HOME/heddle`, else `~/.local/state/heddle`.
+fn default_state_dir() -> PathBuf {
+    std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .unwrap_or_else(|| home().join(".local/state"))
+        .join("heddle")
 }
 
 fn home() -> PathBuf {

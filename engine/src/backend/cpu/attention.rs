@@ -238,7 +238,7 @@ impl<E: Number> Kernel for Attend<'_, E> {
     }
 }
 
-impl<E: Number> Attend<'_, E> {
+impl<'a, E: Number> Attend<'a, E> {
     /// `softmax(scale * q @ k^T) @ v` for every query, a query being a head of a row. Sums run in the order of the positions, by
     /// their places in the blocks, so that a query's do not depend on what it is computed with.
     #[inline(always)]
@@ -358,7 +358,8 @@ impl<E: Number> Attend<'_, E> {
             }
         }
         for (index, sums) in sums.into_iter().enumerate() {
-            let out = self.out(first + index);
+            // SAFETY: one query at a time.
+            let out = unsafe { self.out(first + index) };
             for (sum, to) in sums.into_iter().zip(out.chunks_mut(LANES).skip(vector)) {
                 let mut padded = [0.0; LANES];
                 simd.store(simd.mul(sum, simd.splat(scales[index])), &mut padded);
@@ -387,10 +388,14 @@ impl<E: Number> Attend<'_, E> {
         &self.qkv[at..at + self.attention.head_dim]
     }
 
-    fn out(&self, query: usize) -> &mut [f32] {
+    /// Where the result of a query goes.
+    ///
+    /// # Safety
+    /// The caller holds no others. (Each row and head is in one task.)
+    unsafe fn out(&self, query: usize) -> &'a mut [f32] {
         let (row, head) = self.row_and_head(query);
         let at = (row * self.attention.heads + head) * self.attention.head_dim;
-        // SAFETY: each row and head is in one task, which holds one at a time.
+        // SAFETY: the caller sees to it.
         unsafe { self.out.part(at..at + self.attention.head_dim) }
     }
 

@@ -315,7 +315,7 @@ impl<E: Number> Kernel for PanelOfRows<'_, E> {
     }
 }
 
-impl<E: Number> PanelOfRows<'_, E> {
+impl<'a, E: Number> PanelOfRows<'a, E> {
     /// Asks for the second halves of the LoRAs.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S) {
@@ -374,7 +374,8 @@ impl<E: Number> PanelOfRows<'_, E> {
     fn store<S: Simd, const M: usize>(&self, simd: S, first: usize, sums: Sums<S, M>) {
         let bias = &self.linear.parts[self.part].bias;
         for (row, sums) in sums.into_iter().enumerate() {
-            let out = self.out_of(first + row);
+            // SAFETY: one row at a time.
+            let out = unsafe { self.out_of(first + row) };
             if let ([low, high], []) = out.as_chunks_mut::<LANES>() {
                 simd.store(sums[0], low);
                 simd.store(sums[1], high);
@@ -400,18 +401,23 @@ impl<E: Number> PanelOfRows<'_, E> {
             let Some(pair) = self.pair(segment) else { continue };
             let at = &self.scratch.shrunk_at[self.scratch.first_of_row[row] + self.part..];
             let shrunk = &self.scratch.shrunk[at[0]..at[1]];
-            pair.expand(simd, self.panel, shrunk, self.out_of(row));
+            // SAFETY: one row at a time.
+            let out = unsafe { self.out_of(row) };
+            pair.expand(simd, self.panel, shrunk, out);
         }
     }
 
     /// This panel's columns of a row.
+    ///
+    /// # Safety
+    /// The caller holds no others. (Each task has rows and columns of its own.)
     #[inline(always)]
-    fn out_of(&self, row: usize) -> &mut [f32] {
+    unsafe fn out_of(&self, row: usize) -> &'a mut [f32] {
         let columns = &self.linear.parts[self.part].columns;
         let begin = columns.start + self.panel * PANEL;
         let end = columns.end.min(begin + PANEL);
         let row = row * self.linear.outputs;
-        // SAFETY: each task has rows and columns of its own, and holds one part at a time.
+        // SAFETY: the caller sees to it.
         unsafe { self.out.part(row + begin..row + end) }
     }
 }

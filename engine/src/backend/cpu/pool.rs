@@ -252,7 +252,7 @@ impl Shared {
                 return None;
             }
             relax(&mut spins);
-            if spins % 64 != 0 || start.elapsed() < SPIN {
+            if !spins.is_multiple_of(64) || start.elapsed() < SPIN {
                 continue;
             }
             // Whoever opens a job after this is seen by the check, or sees that this worker sleeps.
@@ -294,7 +294,7 @@ impl Shared {
 /// One turn of a wait that should be short: where it is not, somebody else may need the core.
 fn relax(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
-    if *spins % 1024 == 0 {
+    if spins.is_multiple_of(1024) {
         thread::yield_now();
     } else {
         std::hint::spin_loop();

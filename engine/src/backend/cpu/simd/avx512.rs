@@ -200,7 +200,9 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             if BF16 {
                 let x = u32::from(x[0].to_bits()) | u32::from(x[1].to_bits()) << 16;
                 let x = _mm512_set1_epi32(x as i32);
-                _mm512_dpbf16_ps(sums, std::mem::transmute(pairs), std::mem::transmute(x))
+                let pairs = std::mem::transmute::<__m512i, __m512bh>(pairs);
+                let x = std::mem::transmute::<__m512i, __m512bh>(x);
+                _mm512_dpbf16_ps(sums, pairs, x)
             } else {
                 let first = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
                 let second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff)));
