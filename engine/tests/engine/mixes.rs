@@ -1,6 +1,9 @@
 //! Random mixes on the CPU back end: whatever else is in the batch, a request's answer is the one that it gets alone.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
 use heddle_engine::{
     backend::cpu::CpuOptions,
@@ -118,9 +121,9 @@ async fn every_request_gets_the_answer_that_it_gets_alone() {
             for (kind, stream) in kinds.into_iter().zip(streams) {
                 let answer = collect(stream).await;
                 cached += answer.cached_tokens;
-                if !answers.contains_key(&kind) {
+                if let Entry::Vacant(entry) = answers.entry(kind) {
                     let answer = collect(alone.submit(kind.request(&alone)).unwrap()).await;
-                    answers.insert(kind, essence(answer));
+                    entry.insert(essence(answer));
                 }
                 assert_eq!(
                     &essence(answer),
