@@ -7,7 +7,7 @@ use half::f16;
 
 use super::{
     PANEL,
-    quant::{PAIRS, QuantBlock, Words, load_halves, number, place},
+    quant::{PAIRS, QuantBlock, Words, bytes, load_halves, nibbles, number, place},
 };
 use crate::backend::cpu::simd::{LANES, Simd};
 
@@ -62,8 +62,8 @@ impl Default for Q6K {
 }
 
 #[inline(always)]
-fn load_bytes<S: Simd>(simd: S, bytes: &[u8; PANEL]) -> [S::F; 2] {
-    let (halves, _) = bytes.as_chunks::<LANES>();
+fn load_bytes<S: Simd>(simd: S, numbers: &[u8; PANEL]) -> [S::F; 2] {
+    let (halves, _) = numbers.as_chunks::<LANES>();
     [simd.load_u8(&halves[0]), simd.load_u8(&halves[1])]
 }
 
@@ -71,7 +71,7 @@ impl Q4K {
     /// Takes in an output's block as GGML stores it: scale of scales, scale of minima, twelve bytes of eight scales and minima, 128
     /// bytes of nibbles, of which each 32 bytes are two blocks.
     pub(super) fn fill(blocks: &mut [Self; BLOCKS], lane: usize, stored: &[u8]) {
-        let (packed, nibbles) = (&stored[4..16], &stored[16..]);
+        let (packed, stored_nibbles) = (&stored[4..16], &stored[16..]);
         for (index, block) in blocks.iter_mut().enumerate() {
             block.shared_scales[lane] = number(stored, 0);
             block.shared_minima[lane] = number(stored, 2);
@@ -82,7 +82,7 @@ impl Q4K {
                     packed[index + 4] >> 4 | packed[index] >> 6 << 4,
                 ),
             };
-            for (input, byte) in nibbles[index / 2 * 32..][..32].iter().enumerate() {
+            for (input, byte) in stored_nibbles[index / 2 * 32..][..32].iter().enumerate() {
                 let nibble = if index % 2 == 0 { byte & 15 } else { byte >> 4 };
                 let (vector, half, word, shift) = place(Self::SHARED, lane, input);
                 block.words[vector][half][word] |= u16::from(nibble) << (4 * shift);
@@ -137,13 +137,7 @@ impl QuantBlock for Q4K {
     }
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, vector: usize) -> [[S::W; 2]; 4] {
-        let words = [0, 1].map(|half| simd.load_words(&self.words[vector][half]));
-        [
-            words.map(|words| simd.nibbles::<0>(words)),
-            words.map(|words| simd.nibbles::<4>(words)),
-            words.map(|words| simd.nibbles::<8>(words)),
-            words.map(|words| simd.nibbles::<12>(words)),
-        ]
+        nibbles(simd, &self.words[vector])
     }
     fn weight(&self, lane: usize, input: usize) -> f32 {
         let (vector, half, word, shift) = place(Self::SHARED, lane, input);
@@ -168,9 +162,7 @@ impl QuantBlock for Q6K {
     }
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, vector: usize) -> [[S::W; 2]; 4] {
-        let words = [0, 1].map(|half| simd.load_words(&self.words[vector][half]));
-        let low = words.map(|words| simd.bytes::<0>(words));
-        [low, words.map(|words| simd.bytes::<8>(words)), low, low]
+        bytes(simd, &self.words[vector])
     }
     fn weight(&self, lane: usize, input: usize) -> f32 {
         let (vector, half, word, shift) = place(Self::SHARED, lane, input);

@@ -99,6 +99,26 @@ pub(super) fn load_halves<S: Simd>(simd: S, numbers: &[f16]) -> [S::F; 2] {
     [simd.load_f16(&halves[0]), simd.load_f16(&halves[1])]
 }
 
+/// The weights of the four pairs in a vector of nibbles, see [`QuantBlock::weights`].
+#[inline(always)]
+pub(super) fn nibbles<S: Simd>(simd: S, words: &[Words; 2]) -> [[S::W; 2]; 4] {
+    let words = [simd.load_words(&words[0]), simd.load_words(&words[1])];
+    [
+        words.map(|words| simd.nibbles::<0>(words)),
+        words.map(|words| simd.nibbles::<4>(words)),
+        words.map(|words| simd.nibbles::<8>(words)),
+        words.map(|words| simd.nibbles::<12>(words)),
+    ]
+}
+
+/// The same of the two pairs in a vector of bytes.
+#[inline(always)]
+pub(super) fn bytes<S: Simd>(simd: S, words: &[Words; 2]) -> [[S::W; 2]; 4] {
+    let words = [simd.load_words(&words[0]), simd.load_words(&words[1])];
+    let low = words.map(|words| simd.bytes::<0>(words));
+    [low, words.map(|words| simd.bytes::<8>(words)), low, low]
+}
+
 impl Q8 {
     /// Takes in an output's block as GGML stores it: the scale, 32 signed bytes.
     pub(super) fn fill([block]: &mut [Self; 1], lane: usize, stored: &[u8]) {
@@ -138,9 +158,7 @@ impl QuantBlock for Q8 {
     }
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, vector: usize) -> [[S::W; 2]; 4] {
-        let words = [0, 1].map(|half| simd.load_words(&self.words[vector][half]));
-        let low = words.map(|words| simd.bytes::<0>(words));
-        [low, words.map(|words| simd.bytes::<8>(words)), low, low]
+        bytes(simd, &self.words[vector])
     }
     fn weight(&self, lane: usize, input: usize) -> f32 {
         let (vector, half, word, shift) = place(Self::SHARED, lane, input);
@@ -163,13 +181,7 @@ impl<const MINIMA: usize> QuantBlock for Q4<MINIMA> {
     }
     #[inline(always)]
     fn weights<S: Simd>(&self, simd: S, vector: usize) -> [[S::W; 2]; 4] {
-        let words = [0, 1].map(|half| simd.load_words(&self.words[vector][half]));
-        [
-            words.map(|words| simd.nibbles::<0>(words)),
-            words.map(|words| simd.nibbles::<4>(words)),
-            words.map(|words| simd.nibbles::<8>(words)),
-            words.map(|words| simd.nibbles::<12>(words)),
-        ]
+        nibbles(simd, &self.words[vector])
     }
     fn weight(&self, lane: usize, input: usize) -> f32 {
         let (vector, half, word, shift) = place(Self::SHARED, lane, input);
