@@ -47,7 +47,6 @@ impl AdapterSource for Sources {
 
 /// A loader's life.
 pub(super) fn run(shared: &Arc<Shared>) {
-    step_back();
     loop {
         let mut callbacks = Vec::new();
         let Some(work) = shared.wait_for_work(&mut callbacks) else {
@@ -67,16 +66,6 @@ pub(super) fn run(shared: &Arc<Shared>) {
             Some(Work::Free(trash)) => free(shared, trash),
             None => {}
         }
-    }
-}
-
-/// Where cores are scarce, the threads that compute go before this one. (On Linux the number is the thread's own; elsewhere
-/// it would be the whole process's.)
-fn step_back() {
-    #[cfg(target_os = "linux")]
-    // SAFETY: a plain system call; if it is refused, nothing changes.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, 5);
     }
 }
 
