@@ -23,11 +23,18 @@ fn chat(content: &str) -> Value {
     })
 }
 
-/// A request that runs to the end of the model's context of 512 tokens.
+/// A stream that runs to the end of the model's context of 512 tokens.
 fn long_chat() -> Value {
     let mut request = chat("Tell me a story.");
     request["ignore_eos"] = json!(true);
     request["stream"] = json!(true);
+    request
+}
+
+/// A stream that does not come to its end while a test does something, however slowly the test runs.
+fn endless_chat() -> Value {
+    let mut request = long_chat();
+    request["n"] = json!(100);
     request
 }
 
@@ -89,15 +96,16 @@ fn tokens_decide_who_may_do_what() {
 #[test]
 fn a_client_that_goes_away_frees_its_sequence() {
     let server = Server::builder().start();
-    let mut events = server.stream(CHAT, &long_chat());
+    let idle = || server.health("running") == 0 && server.health("kv_used") == 0;
+    let mut events = server.stream(CHAT, &endless_chat());
     assert!(events.next().is_some());
-    server.wait_until("a running sequence", || server.health("running") == 1);
+    server.wait_until("a running sequence", || server.health("running") > 0);
     drop(events);
-    server.wait_until("an idle engine", || server.health("running") == 0);
+    server.wait_until("an idle engine that holds no block", idle);
     server.wait_for_log("cancelled");
 
     // Before the first byte, too: a document that nobody waits for any more.
-    let mut request = long_chat();
+    let mut request = endless_chat();
     request["stream"] = json!(false);
     let body = request.to_string();
     let mut socket = TcpStream::connect(server.address()).unwrap();
@@ -107,10 +115,9 @@ fn a_client_that_goes_away_frees_its_sequence() {
         body.len()
     )
     .unwrap();
-    server.wait_until("a running sequence", || server.health("running") == 1);
+    server.wait_until("a running sequence", || server.health("running") > 0);
     drop(socket);
-    server.wait_until("an idle engine", || server.health("running") == 0);
-    assert_eq!(server.health("kv_used"), 0, "no block is lost");
+    server.wait_until("an idle engine that holds no block", idle);
 }
 
 #[test]
@@ -120,10 +127,9 @@ fn a_running_stream_is_drained_and_nothing_new_is_taken() {
     assert!(events.next().is_some());
     server.signal("TERM");
     server.wait_for_log("shutting down");
-    assert!(
-        TcpStream::connect(server.address()).is_err(),
-        "the listener is closed"
-    );
+    server.wait_until("the listener to be closed", || {
+        TcpStream::connect(server.address()).is_err()
+    });
     let rest: Vec<_> = events.collect();
     assert_eq!(
         rest.last().map(|event| event.data.as_str()),
@@ -138,7 +144,7 @@ fn a_running_stream_is_drained_and_nothing_new_is_taken() {
 #[test]
 fn what_does_not_end_in_time_is_broken_off_with_an_error() {
     let mut server = Server::builder().config("server.drain_s = 0").start();
-    let mut events = server.stream(CHAT, &long_chat());
+    let mut events = server.stream(CHAT, &endless_chat());
     assert!(events.next().is_some());
     server.signal("INT");
     let last = events.last().expect("a last event").json();
@@ -149,7 +155,7 @@ fn what_does_not_end_in_time_is_broken_off_with_an_error() {
 #[test]
 fn a_second_signal_stops_at_once() {
     let mut server = Server::builder().start();
-    let mut events = server.stream(CHAT, &long_chat());
+    let mut events = server.stream(CHAT, &endless_chat());
     assert!(events.next().is_some());
     server.signal("TERM");
     server.wait_for_log("shutting down");
@@ -204,7 +210,8 @@ fn a_slow_head_is_cut_off() {
     let mut answer = Vec::new();
     // A reset is as good as an end.
     let _ = socket.read_to_end(&mut answer);
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // By the limit of 1 s, not the 75 s that it would be.
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]

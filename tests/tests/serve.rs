@@ -127,11 +127,6 @@ fn a_chat_stream_says_the_same_piece_by_piece() {
     let events = server.stream(CHAT, &request).all();
     assert_eq!(delta_text(&events, 0), BASE_ANSWER);
     assert_eq!(finish_reason(&events, 0).as_deref(), Some("stop"));
-    assert!(
-        events.len() > 8,
-        "{} events for {ANSWER_TOKENS} tokens",
-        events.len()
-    );
     assert_eq!(events[0]["object"], "chat.completion.chunk");
     assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
     let ids: std::collections::BTreeSet<_> = events.iter().map(|event| event["id"].to_string()).collect();

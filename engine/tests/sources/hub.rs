@@ -326,16 +326,18 @@ fn a_file_that_is_listed_and_not_there_is_not_found() {
 #[test]
 fn a_silent_hub_costs_its_time_limit_once() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(|_| Answer::ok("{}").after(Duration::from_secs(5)));
-    let sources = sources(at(&server, folder.path()));
+    let server = Server::start(|_| Answer::ok("{}").after(Duration::from_secs(600)));
+    let mut config = at(&server, folder.path());
+    config.patience.lookup = Duration::from_millis(500);
+    let sources = sources(config);
     let begun = Instant::now();
     let error = sources
         .fetch_adapter(&hub("org/name"), None, &Silent)
         .unwrap_err();
     let (reason, not_found, forbidden) = fetch_error(error);
     assert!(reason.contains("in time") && !not_found && !forbidden, "{reason}");
-    // The limit of `config` is 0.5 s; the rest is for a machine with much else to do.
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    // The server would take much longer.
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     assert_eq!(server.seen().len(), 1);
 }
 
@@ -348,11 +350,7 @@ fn a_hub_that_is_not_there_is_noticed_at_once() {
     sources(at(&server, folder.path()))
         .fetch_adapter(&hub("org/name"), None, &Silent)
         .unwrap_err();
-    assert!(
-        begun.elapsed() < Duration::from_millis(900),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
 }
 
 #[test]

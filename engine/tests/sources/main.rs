@@ -27,16 +27,20 @@ fn config(folder: &Path) -> SourcesConfig {
     SourcesConfig {
         hub_endpoint: "http://127.0.0.1:1".to_owned(),
         index_url: "http://127.0.0.1:1/simple".to_owned(),
+        // No test waits for these, and a machine with much else to do must not fail by them.
         patience: Patience {
-            connect: Duration::from_secs(2),
-            lookup: Duration::from_millis(500),
-            read: Duration::from_millis(500),
+            connect: PATIENCE,
+            lookup: PATIENCE,
+            read: PATIENCE,
             retries: 2,
             backoff: Duration::from_millis(5),
         },
         ..SourcesConfig::new(folder.join("cache"))
     }
 }
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn sources(config: SourcesConfig) -> Arc<Sources> {
     Sources::new(config).unwrap()

@@ -268,9 +268,7 @@ fn the_default_model_falls_back_step_by_step_and_says_so() {
     // Nobody listens at the addresses of `config`.
     let sources = sources(config(folder.path()));
     let noted = Noted::default();
-    let begun = Instant::now();
     let fetched = sources.fetch_default(&noted).unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     assert_eq!(fetched.entry.name, "pocket");
     assert!(matches!(fetched.files, Files::Embedded(set) if set.name == "pocket"));
     assert_eq!(

@@ -262,7 +262,7 @@ fn nobody_starves() {
                 let start = Instant::now();
                 setup.ready(name);
                 assert!(
-                    start.elapsed() < Duration::from_secs(5),
+                    start.elapsed() < Duration::from_secs(120),
                     "{name} waited in round {round}"
                 );
             }
