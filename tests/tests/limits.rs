@@ -138,7 +138,7 @@ fn a_running_stream_is_drained_and_nothing_new_is_taken() {
     );
     let status = server.wait();
     assert!(status.success(), "{status}");
-    assert!(server.log().contains("stopped"), "{}", server.log());
+    server.wait_for_log("stopped");
 }
 
 #[test]

@@ -337,7 +337,7 @@ fn a_silent_hub_costs_its_time_limit_once() {
     let (reason, not_found, forbidden) = fetch_error(error);
     assert!(reason.contains("in time") && !not_found && !forbidden, "{reason}");
     // The server would take much longer.
-    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < crate::PATIENCE, "{:?}", begun.elapsed());
     assert_eq!(server.seen().len(), 1);
 }
 
@@ -350,7 +350,7 @@ fn a_hub_that_is_not_there_is_noticed_at_once() {
     sources(at(&server, folder.path()))
         .fetch_adapter(&hub("org/name"), None, &Silent)
         .unwrap_err();
-    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < crate::PATIENCE / 2, "{:?}", begun.elapsed());
 }
 
 #[test]

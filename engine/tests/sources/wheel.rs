@@ -3,7 +3,7 @@
 use std::{
     io::{Cursor, Write},
     path::Path,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use heddle_engine::hub::{Files, Silent, Source, SourcesConfig, catalogue};
